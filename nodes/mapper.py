@@ -1,0 +1,281 @@
+"""The node where pairs become samples."""
+
+import threading
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import compress
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, Self
+
+from torchdata.nodes import BaseNode
+
+from reuseloader.codec import Load, Save
+from reuseloader.fetcher import MISS, Build, Fetcher, Finish, StorePath
+from reuseloader.nodes.fence import Fence
+from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool
+from reuseloader.nodes.progress import Progress
+from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
+from reuseloader.order import IndexEpoch
+from reuseloader.policy import ReusePolicy
+from reuseloader.validate import instance, int_at_least
+
+_LONGEST = 256  # lifetimes: how far the look-ahead goes to keep builds in flight
+
+
+class ReuseMapper(BaseNode[Any]):
+    """Turns each pair into its sample: reads what is stored, or builds anew and stores.
+
+    The other arguments and the place in a pipeline are those of `torchdata.nodes.ParallelMapper`.
+    Only builds go to workers; what is stored is read by the consumer when it is taken. Workers
+    live across epochs. The samples are the same for every choice of these arguments.
+
+    Args:
+        source: a node of `IndexEpoch` (`ReuseSampler`, `WithEpoch`), or of lists of them. A list
+            becomes a list of samples, made whole in one worker.
+        build, path, policy, fingerprint, save, load, format, finish: see `ReuseDataset`.
+        size: the number of samples, if indices are to be checked against it.
+        num_workers: how many build at a time; 0 builds in the consumer.
+        in_order: False delivers what is ready first. Resuming stays exact.
+        method: ``"thread"`` or ``"process"``.
+        multiprocessing_context: a start method or context for processes; None for Python's default.
+        max_concurrent: how many builds (of ``prebatch`` items each) may be begun and not yet taken;
+            2 * num_workers by default.
+        snapshot_frequency: how many items apart the source is asked for its state; 0 for never.
+        prebatch: how many items go to a worker in one message.
+        worker_init_fn: called once in each worker with its number, from 0.
+
+    Raises:
+        TypeError, ValueError: an argument or, later, an item of ``source`` is not as described.
+        OSError: ``path`` cannot be made or written.
+        BrokenProcessPool: while running, a worker process died.
+    """
+
+    SOURCE_KEY = "source"
+    SKIP_KEY = "skip"
+    AHEAD_KEY = "ahead"
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        build: Build,
+        path: StorePath,
+        policy: ReusePolicy,
+        *,
+        size: int | None = None,
+        fingerprint: str = "",
+        save: Save | None = None,
+        load: Load | None = None,
+        format: str = "torch",
+        finish: Finish | None = None,
+        num_workers: int = 0,
+        in_order: bool = True,
+        method: Literal["thread", "process"] = "thread",
+        multiprocessing_context: str | BaseContext | None = None,
+        max_concurrent: int | None = None,
+        snapshot_frequency: int = 1,
+        prebatch: int | None = None,
+        worker_init_fn: WorkerInit | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.source: BaseNode[Any] = instance(BaseNode, "source", source)
+        num_workers = int_at_least(0, "num_workers", num_workers)
+        self._in_order = instance(bool, "in_order", in_order)
+        if method not in ("thread", "process"):
+            raise ValueError(f"method must be 'thread' or 'process', got {method!r}")
+        self._max_concurrent = int_at_least(
+            1,
+            "max_concurrent",
+            max(1, 2 * num_workers) if max_concurrent is None else max_concurrent,
+        )
+        self._snapshot_frequency = int_at_least(0, "snapshot_frequency", snapshot_frequency)
+        self._group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
+        if worker_init_fn is not None and not callable(worker_init_fn):
+            raise TypeError(f"worker_init_fn must be callable or None, got {worker_init_fn!r}")
+        self._fetcher = Fetcher(
+            build,
+            path,
+            policy,
+            size=size,
+            fingerprint=fingerprint,
+            save=save,
+            load=load,
+            format=format,
+            finish=finish,
+        )
+        self._pool: Pool | None = None
+        self._look_ahead = 1
+        if num_workers > 0:
+            self._look_ahead = self._max_concurrent * min(policy.lifetime, _LONGEST)
+            self._pool = (
+                ThreadPool(self._fetcher, num_workers, worker_init_fn)
+                if method == "thread"
+                else ProcessPool(
+                    self._fetcher, num_workers, worker_init_fn, multiprocessing_context
+                )
+            )
+        self._fence: Fence[_Running] = Fence()
+        self._pulling = threading.Lock()
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """Begin the source's next pass, or go on where ``initial_state`` was taken."""
+        super().reset(initial_state)
+        self._fetcher.tally.warn()
+        if self._pool is not None:
+            self._pool.start()
+        running = _Running()
+        with self._pulling:  # waits for a thread of the pass before that is pulling just now
+            before = self._fence.begin(running)
+            if initial_state is None:
+                self.source.reset(None)
+                running.progress = Progress(self.source.state_dict())
+            else:
+                self.source.reset(initial_state[self.SOURCE_KEY])
+                running.progress = Progress(
+                    self.source.state_dict(),
+                    initial_state[self.SKIP_KEY],
+                    initial_state[self.AHEAD_KEY],
+                )
+        if before is not None:
+            before.cancel()
+
+    def next(self) -> Any:
+        """The next sample, or list of samples."""
+        running = self._fence.check()
+        if not running.ready:
+            self._fill(running)
+            unit = self._take(running)
+            try:
+                samples = self._samples(unit)
+            finally:
+                self._fence.check()  # if the pass was broken off meanwhile, this is all in vain
+            running.window.remove(unit)
+            running.building -= unit.future is not None
+            running.ready.extend(zip(unit.numbers, samples, strict=True))
+        number, sample = running.ready.popleft()
+        running.progress.deliver(number)
+        return sample
+
+    def _fill(self, running: "_Running") -> None:
+        """Look ahead and begin builds, so that all workers have something to do."""
+        while (
+            not running.ended
+            and running.building < self._max_concurrent
+            and len(running.window) < self._look_ahead
+        ):
+            unit = self._pull(running)
+            if self._pool is not None:
+                unit.asked = [request.needs_worker(self._fetcher) for request in unit.requests]
+                if any(unit.asked):
+                    unit.future = self._pool.submit(unit.questions())
+                    running.building += 1
+            if unit.requests:
+                running.window.append(unit)
+
+    def _pull(self, running: "_Running") -> "_Unit":
+        unit = _Unit()
+        frequency = self._snapshot_frequency
+        with self._pulling:
+            self._fence.check()
+            try:
+                while len(unit.requests) < self._group:
+                    item = next(self.source)
+                    number = running.progress.pull()
+                    if frequency and running.progress.pulled % frequency == 0:
+                        running.progress.snapshot(self.source.state_dict())
+                    if number is not None:
+                        unit.add(number, self._request(item))
+            except Exception as error:  # StopIteration too; raised once all before it is delivered
+                running.error = error
+                running.ended = True
+        return unit
+
+    def _request(self, item: Any) -> Request:
+        if isinstance(item, IndexEpoch):
+            return BuildRequest(self._fetcher.key(item))
+        if isinstance(item, list) and all(isinstance(pair, IndexEpoch) for pair in item):
+            return BatchRequest(item)
+        raise TypeError(
+            f"source must yield IndexEpoch pairs or lists of them, got {item!r}. "
+            f"Put WithEpoch between a node of plain indices and ReuseMapper"
+        )
+
+    def _take(self, running: "_Running") -> "_Unit":
+        """The unit to deliver next; what ended the source once there is none."""
+        if not running.window:
+            self._fetcher.tally.warn()
+            if isinstance(running.error, StopIteration):
+                raise StopIteration
+            raise running.error
+        if self._in_order:
+            return running.window[0]
+        while True:
+            for unit in running.window:
+                if unit.future is None or unit.future.done():
+                    return unit
+            wait([unit.future for unit in running.window if unit.future], None, FIRST_COMPLETED)
+
+    def _samples(self, unit: "_Unit") -> list[Any]:
+        made: list[Any] = []
+        if self._pool is not None and unit.future is not None:
+            made = self._pool.result(unit.questions(), unit.future)
+        answers = iter(made)
+        return [
+            request.deliver(self._fetcher, next(answers) if asked else MISS)
+            for request, asked in zip(unit.requests, unit.asked, strict=True)
+        ]
+
+    def get_state(self) -> dict[str, Any]:
+        """The source's state before the oldest item not delivered, and what to skip from there."""
+        source_state, skip, ahead = self._fence.mine().progress.resume()
+        return {self.SOURCE_KEY: source_state, self.SKIP_KEY: skip, self.AHEAD_KEY: ahead}
+
+    def close(self) -> None:
+        """End the workers, warn of what went wrong, close the store. A reset begins anew."""
+        if self._pool is not None:
+            self._pool.close()
+        self._fetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class _Unit:
+    """The items that go to a worker together, if they need one."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.requests: list[Request] = []
+        self.asked: list[bool] = []  # which of the requests went to a worker
+        self.future: Future[Any] | None = None
+
+    def add(self, number: int, request: Request) -> None:
+        """One more item, by its number in the pass."""
+        self.numbers.append(number)
+        self.requests.append(request)
+        self.asked.append(False)
+
+    def questions(self) -> list[Request]:
+        """The requests that need a worker."""
+        return list(compress(self.requests, self.asked))
+
+
+class _Running:
+    """One pass: what was pulled and not delivered."""
+
+    progress: Progress
+
+    def __init__(self) -> None:
+        self.window: deque[_Unit] = deque()
+        self.building = 0  # units of the window that have a future
+        self.ready: deque[tuple[int, Any]] = deque()
+        self.ended = False
+        self.error: Exception = StopIteration()
+
+    def cancel(self) -> None:
+        """Nobody wants what has not been begun."""
+        for unit in self.window:
+            if unit.future is not None:
+                unit.future.cancel()

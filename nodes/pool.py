@@ -1,0 +1,188 @@
+"""The workers of ReuseMapper: threads or processes, on the standard library's executors."""
+
+import multiprocessing
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import count
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol
+
+from reuseloader.fetcher import Fetcher
+from reuseloader.nodes import worker
+from reuseloader.nodes.worker import Request, WorkerInit
+from reuseloader.pickling import require_picklable
+
+
+class Pool(Protocol):
+    """Takes groups of requests and makes them all in one worker."""
+
+    def start(self) -> None:
+        """Have workers, also after some have died."""
+
+    def submit(self, requests: Sequence[Request]) -> Future[Any]:
+        """Begin to make ``requests``."""
+
+    def result(self, requests: Sequence[Request], future: Future[Any]) -> list[Any]:
+        """Wait for what was made of ``requests``."""
+
+    def close(self) -> None:
+        """End the workers once they have done what they are doing."""
+
+
+class ThreadPool:
+    """Worker threads; they end when the pool is closed or dropped."""
+
+    def __init__(
+        self, fetcher: Fetcher, num_workers: int, worker_init_fn: WorkerInit | None
+    ) -> None:
+        self._setup = _ThreadSetup(fetcher, worker_init_fn)
+        self._num_workers = num_workers
+        self._executor: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Have an executor; its threads start when they are needed."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(
+                self._num_workers,
+                thread_name_prefix="ReuseMapper",
+                initializer=self._setup.start,
+            )
+            self._end = weakref.finalize(self, _shut_down, self._executor)
+
+    def submit(self, requests: Sequence[Request]) -> Future[Any]:
+        """Begin to make ``requests`` in a thread."""
+        return _open(self._executor).submit(self._setup.perform_all, requests)
+
+    def result(self, requests: Sequence[Request], future: Future[Any]) -> list[Any]:
+        """Wait for what was made of ``requests``."""
+        return future.result()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Wait for running builds and end the threads."""
+        if self._executor is not None:
+            self._end()
+            self._executor.shutdown(wait=True)
+            self._executor = None
+
+
+class _ThreadSetup:
+    """What the threads share; it does not know the pool, so the pool can be dropped."""
+
+    def __init__(self, fetcher: Fetcher, worker_init_fn: WorkerInit | None) -> None:
+        self._fetcher = fetcher
+        self._worker_init_fn = worker_init_fn
+        self._ids = count()
+        self._failure: Exception | None = None
+
+    def start(self) -> None:
+        if self._worker_init_fn is not None:
+            worker_id = next(self._ids)
+            try:
+                self._worker_init_fn(worker_id)
+            except Exception as error:  # an executor would swallow it
+                error.add_note(f"in worker_init_fn of worker {worker_id}")
+                self._failure = error
+
+    def perform_all(self, requests: Sequence[Request]) -> list[Any]:
+        if self._failure is not None:
+            raise self._failure
+        return [request.perform(self._fetcher) for request in requests]
+
+
+class ProcessPool:
+    """Worker processes; they live across epochs and end with the pool or with this process."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        num_workers: int,
+        worker_init_fn: WorkerInit | None,
+        context: str | BaseContext | None,
+    ) -> None:
+        self._fetcher = fetcher
+        self._num_workers = num_workers
+        self._worker_init_fn = worker_init_fn
+        if not isinstance(context, BaseContext):
+            context = multiprocessing.get_context(context)
+        self._context = context
+        self._executor: ProcessPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Have workers, before there are threads to fork beside if this is called early."""
+        if self._executor is not None and not _is_broken(self._executor):
+            return
+        ids = self._context.SimpleQueue()
+        for worker_id in range(self._num_workers):
+            ids.put(worker_id)
+        stop, stopper = self._context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(
+            self._num_workers,
+            mp_context=self._context,
+            initializer=worker.start,
+            initargs=(self._fetcher, self._worker_init_fn, ids, stop),
+        )
+        try:
+            self._executor.submit(worker.send_all, ())
+        except Exception as error:
+            self._executor = None
+            require_picklable(
+                error,
+                build=self._fetcher.build,
+                save=self._fetcher.codec.save,
+                load=self._fetcher.codec.load,
+                finish=self._fetcher.finish,
+                worker_init_fn=self._worker_init_fn,
+            )
+            raise
+        self._end = weakref.finalize(self, _end_processes, self._executor, stopper)
+
+    def submit(self, requests: Sequence[Request]) -> Future[Any]:
+        """Begin to make ``requests`` in a process."""
+        return _open(self._executor).submit(worker.send_all, requests)
+
+    def result(self, requests: Sequence[Request], future: Future[Any]) -> list[Any]:
+        """Wait for what was made of ``requests``."""
+        try:
+            parcels = future.result()
+        except BrokenProcessPool as error:
+            error.add_note(
+                "a worker process of ReuseMapper died: killed (out of memory?), crashed in build, "
+                "or unable to start"
+            )
+            raise
+        return [
+            request.receive(self._fetcher, parcel)
+            for request, parcel in zip(requests, parcels, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the processes, those that build after a few seconds at the latest."""
+        if self._executor is not None:
+            self._end()
+            self._executor.shutdown(wait=True)
+            self._executor = None
+
+
+def _open(executor: Executor | None) -> Executor:
+    if executor is None:
+        raise RuntimeError("ReuseMapper is closed; reset() opens it again")
+    return executor
+
+
+def _is_broken(executor: ProcessPoolExecutor) -> bool:
+    try:
+        executor.submit(worker.send_all, ())
+    except BrokenProcessPool:
+        return True
+    return False
+
+
+def _shut_down(executor: Executor) -> None:
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_processes(executor: Executor, stopper: Any) -> None:
+    stopper.send_bytes(b"stop")  # seen by all workers, read by none
+    _shut_down(executor)

@@ -1,0 +1,166 @@
+"""What a worker of ReuseMapper is asked to do, and what runs in a worker process."""
+
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, parent_process
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from reuseloader.codec import Codec
+from reuseloader.fetcher import MISS, Fetcher
+from reuseloader.key import ReuseKey
+from reuseloader.mix import mix
+from reuseloader.order import IndexEpoch
+
+WorkerInit = Callable[[int], object]
+
+# Results cross to another process as bytes: tensors would each hold a file descriptor there.
+_PARCEL = Codec()
+
+
+class Request(Protocol):
+    """One item of a mapper's source, and how its sample or samples are made."""
+
+    def needs_worker(self, fetcher: Fetcher) -> bool:
+        """Whether it is worth a worker: there is something to build."""
+
+    def perform(self, fetcher: Fetcher) -> Any:
+        """Make it, in a thread."""
+
+    def send(self, fetcher: Fetcher) -> bytes | None:
+        """Make it, in a worker process."""
+
+    def receive(self, fetcher: Fetcher, parcel: Any) -> Any:
+        """What `send` made, here; MISS if it cannot be had."""
+
+    def deliver(self, fetcher: Fetcher, made: Any) -> Any:
+        """The finished result of what a worker made, or of MISS."""
+
+
+class BuildRequest(NamedTuple):
+    """The sample of one pair. Workers build and store it; the consumer reads and finishes it."""
+
+    key: ReuseKey
+
+    def needs_worker(self, fetcher: Fetcher) -> bool:
+        """Unless it is stored."""
+        return not fetcher.holds(self.key)
+
+    def perform(self, fetcher: Fetcher) -> Any:
+        """Build and store it."""
+        return self._build(fetcher)[0]
+
+    def send(self, fetcher: Fetcher) -> bytes | None:
+        """Build and store it; nothing need travel unless it is not stored."""
+        sample, stored = self._build(fetcher)
+        return None if stored else fetcher.codec.encode(sample)
+
+    def receive(self, fetcher: Fetcher, parcel: bytes | None) -> Any:
+        """The built sample."""
+        return (
+            fetcher.read(self.key) if parcel is None else fetcher.codec.decode(memoryview(parcel))
+        )
+
+    def deliver(self, fetcher: Fetcher, made: Any) -> Any:
+        """Finish what was built, or what is stored."""
+        return fetcher.deliver(self.key) if made is MISS else fetcher.finished(self.key, made)
+
+    def _build(self, fetcher: Fetcher) -> tuple[Any, bool]:
+        sample = fetcher.make(self.key)
+        return sample, fetcher.keep(self.key, sample)
+
+
+class BatchRequest(NamedTuple):
+    """The samples of a list of pairs, made whole in one worker."""
+
+    pairs: list[IndexEpoch]
+
+    def needs_worker(self, fetcher: Fetcher) -> bool:
+        """Always, so that one hop carries the batch."""
+        return True
+
+    def perform(self, fetcher: Fetcher) -> list[Any]:
+        """Make all its samples, finished."""
+        return [fetcher.fetch(pair) for pair in self.pairs]
+
+    def send(self, fetcher: Fetcher) -> bytes:
+        """Make all its samples, as bytes."""
+        return _PARCEL.encode(self.perform(fetcher))
+
+    def receive(self, fetcher: Fetcher, parcel: bytes) -> Any:
+        """The samples of those bytes."""
+        return _PARCEL.decode(memoryview(parcel))
+
+    def deliver(self, fetcher: Fetcher, made: Any) -> Any:
+        """What was made, or make it here."""
+        return self.perform(fetcher) if made is MISS else made
+
+
+_GRACE = 5.0  # seconds that a worker process has to finish a build once its mapper is gone
+_fetcher: Fetcher
+_failure: Exception | None = None
+
+
+def start(
+    fetcher: Fetcher,
+    worker_init_fn: WorkerInit | None,
+    ids: Any,
+    stop: connection.Connection,
+) -> None:
+    """Set up this worker process. An error is raised by its first task: an executor swallows it."""
+    global _fetcher, _failure
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the mapper
+    threading.Thread(target=_end_with_the_mapper, args=(stop,), daemon=True).start()
+    torch.set_num_threads(1)
+    worker_id = ids.get()
+    _fetcher = fetcher
+    _fetcher.tally.worker = worker_id
+    # forked workers would otherwise all have the global random state of their parent
+    seed = mix(fetcher.policy.seed, worker_id)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    try:
+        if worker_init_fn is not None:
+            worker_init_fn(worker_id)
+    except Exception as error:
+        error.add_note(f"in worker_init_fn of worker {worker_id}")
+        _failure = error
+
+
+def _end_with_the_mapper(stop: connection.Connection) -> None:
+    parent = parent_process()
+    gone = connection.wait([stop] if parent is None else [stop, parent.sentinel])
+    if stop in gone:
+        time.sleep(_GRACE)
+    os._exit(1)
+
+
+def send_all(requests: Sequence[Request]) -> list[bytes | None]:
+    """Make all of ``requests`` in this worker process."""
+    if _failure is not None:
+        raise _portable(_failure)
+    try:
+        return [request.send(_fetcher) for request in requests]
+    except Exception as error:
+        raise _portable(error)  # noqa: B904  # the same error, or its cause is its text
+
+
+def _portable(error: Exception) -> Exception:
+    """``error``, or a RuntimeError with its text if it would not survive the way back."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:
+        pass
+    stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in getattr(error, "__notes__", ()):
+        stand_in.add_note(note)
+    return stand_in.with_traceback(error.__traceback__)

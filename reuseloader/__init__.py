@@ -1,0 +1,25 @@
+"""Use each prepared training sample for several epochs, by a rule in closed form.
+
+`reuseloader.nodes` has the nodes for torchdata.nodes pipelines; here is what both worlds share and
+the side of `torch.utils.data.DataLoader`.
+"""
+
+from reuseloader.dataset import ReuseDataset
+from reuseloader.errors import ReuseError, ReuseWarning, StateMismatchError
+from reuseloader.key import ReuseKey
+from reuseloader.loader import ReuseDataLoader
+from reuseloader.order import IndexEpoch
+from reuseloader.policy import ReusePolicy
+from reuseloader.sampler import ReuseSampler
+
+__all__ = [
+    "IndexEpoch",
+    "ReuseDataLoader",
+    "ReuseDataset",
+    "ReuseError",
+    "ReuseKey",
+    "ReusePolicy",
+    "ReuseSampler",
+    "ReuseWarning",
+    "StateMismatchError",
+]

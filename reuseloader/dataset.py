@@ -1,0 +1,121 @@
+"""A map-style dataset over the fetcher."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from torch.utils.data import Dataset
+
+from reuseloader.codec import Load, Save
+from reuseloader.epochs import EpochClock
+from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
+from reuseloader.order import IndexEpoch
+from reuseloader.policy import ReusePolicy
+from reuseloader.validate import exact_int, int_at_least
+
+
+class ReuseDataset(Dataset[Any]):
+    """A map-style dataset whose samples are each built once in ``policy.lifetime`` epochs.
+
+    ``dataset[i]`` is sample i of the epoch that `set_epoch` gave (0 at first), which persistent
+    workers see too; ``dataset[IndexEpoch(i, e)]`` is that of epoch e. A list of either is a list of
+    samples.
+
+    Args:
+        build: ``build(key) -> sample``, called with the `ReuseKey` of the first use.
+            Its randomness must come from the key: ``key.generator()``, ``key.rng()``, ``key.seed``.
+        size: the number of samples; indices are 0 .. size - 1.
+        path: a directory of this dataset's own, made if it is not there; or a store.
+        policy: the rule of reuse.
+        fingerprint: what the samples depend on besides index and seed (data, code, settings).
+            Samples stored under another fingerprint are built anew.
+        save: ``save(sample, file)`` in place of `torch.save`; sees the sample alone.
+        load: ``load(file)`` in place of `torch.load`; must return just what ``save`` was given.
+        format: ``"torch"``: any object, stored by `torch.save` unless ``save`` is given.
+        finish: ``finish(sample, key) -> sample``, a cheap random last part run at every use with
+            the key of that use, never stored.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+        OSError: ``path`` cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        size: int,
+        path: StorePath,
+        policy: ReusePolicy,
+        *,
+        fingerprint: str = "",
+        save: Save | None = None,
+        load: Load | None = None,
+        format: str = "torch",
+        finish: Finish | None = None,
+    ) -> None:
+        self._size = int_at_least(0, "size", size)
+        self._fetcher = Fetcher(
+            build,
+            path,
+            policy,
+            size=self._size,
+            fingerprint=fingerprint,
+            save=save,
+            load=load,
+            format=format,
+            finish=finish,
+        )
+        self._clock = EpochClock()
+        self._warns_at_once = True
+
+    def _join(self, clock: EpochClock) -> None:
+        """Count with a loader's clock, and leave the warnings to the end of its passes."""
+        self._clock = clock
+        self._warns_at_once = False
+
+    @property
+    def policy(self) -> ReusePolicy:
+        """The rule of reuse."""
+        return self._fetcher.policy
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of ``dataset[i]``; inside a ReuseDataLoader, that of its newest pass."""
+        return self._clock.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give ``dataset[i]``, here and in every worker, this epoch from now on."""
+        self._fetcher.tally.warn()
+        self._clock.set(epoch)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, list):
+            return self.__getitems__(item)
+        sample = self._fetcher.fetch(self._pair(item))
+        if self._warns_at_once:
+            self._fetcher.tally.warn()
+        return sample
+
+    def __getitems__(self, items: Sequence[Any]) -> list[Any]:
+        """The samples of a batch; DataLoader calls this."""
+        return [self[item] for item in items]
+
+    def _pair(self, item: Any) -> IndexEpoch:
+        if isinstance(item, IndexEpoch):
+            return item
+        index = exact_int("an index into ReuseDataset", item)
+        if not -self._size <= index < self._size:
+            raise IndexError(f"index {index} is out of range for size {self._size}")
+        return IndexEpoch(index % self._size, self.epoch)
+
+    def close(self) -> None:
+        """Warn of what went wrong, if anything did, and release the store."""
+        self._fetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,73 @@
+"""Which epoch is it, and which comes next: one clock for a dataset, its sampler and its loader."""
+
+from reuseloader.shared import SharedBytes
+from reuseloader.validate import int_at_least
+
+
+class EpochClock:
+    """Counts passes. Workers see every change; copies and other ranks have a clock of their own.
+
+    ``epoch`` is the epoch of the newest pass begun; before any pass, and after `set`, the epoch
+    that the next pass will have. ``next_epoch`` is what it says.
+    """
+
+    def __init__(self, start_epoch: int = 0) -> None:
+        self._own(int_at_least(0, "start_epoch", start_epoch))
+
+    def _own(self, epoch: int, next_epoch: int | None = None) -> None:
+        self._shared = SharedBytes(16)
+        self._numbers = self._shared.view("int64")
+        self._numbers[:] = epoch, epoch if next_epoch is None else next_epoch
+        self._under_way: object = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest pass begun."""
+        return int(self._numbers[0])
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next pass will have."""
+        return int(self._numbers[1])
+
+    @property
+    def resume_epoch(self) -> int:
+        """Where to go on after a restart: the epoch under way, or the next once it has ended."""
+        return self.next_epoch if self._under_way is None else self.epoch
+
+    def set(self, epoch: int) -> None:
+        """Give the next pass this epoch."""
+        epoch = int_at_least(0, "epoch", epoch)
+        self._move(epoch, epoch)
+        self._under_way = None
+
+    def begin(self, owner: object) -> int:
+        """Begin a pass, and return its epoch. ``owner`` stands for the pass in `end`."""
+        epoch = self.next_epoch
+        self._move(epoch, epoch + 1)
+        self._under_way = owner
+        return epoch
+
+    def end(self, owner: object) -> None:
+        """The pass of ``owner`` is over; of no consequence if a newer one has begun."""
+        if self._under_way is owner:
+            self._under_way = None
+
+    def end_any(self) -> None:
+        """No pass is under way any more."""
+        self._under_way = None
+
+    def _move(self, epoch: int, next_epoch: int) -> None:
+        if not self._shared.is_owned:  # a rank that was handed the clock of its parent
+            self._own(epoch, next_epoch)
+        self._numbers[:] = epoch, next_epoch
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"shared": self._shared, "numbers": (self.epoch, self.next_epoch)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self._shared = state["shared"]  # type: ignore[assignment]
+        self._numbers = self._shared.view("int64")
+        if self._shared.is_owned:  # a copy: new memory, the same epochs
+            self._numbers[:] = state["numbers"]
+        self._under_way = None

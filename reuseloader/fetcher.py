@@ -1,0 +1,239 @@
+"""The spine: key -> stored sample, or build and store; then finish."""
+
+import errno
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from reuseloader.codec import Codec, Load, Save, torch_load, torch_save
+from reuseloader.errors import ReuseError, ReuseWarning
+from reuseloader.key import ReuseKey
+from reuseloader.names import name_of
+from reuseloader.order import IndexEpoch
+from reuseloader.policy import ReusePolicy
+from reuseloader.record import (
+    TRAILER_SIZE,
+    DamagedError,
+    StaleError,
+    Stamp,
+    check_trailer,
+    fingerprint_digest,
+    seal,
+    unseal,
+)
+from reuseloader.sample import require_cpu
+from reuseloader.store import DirectoryStore, Store
+from reuseloader.tally import Kind, Tally
+from reuseloader.validate import instance, int_at_least
+
+Build = Callable[[ReuseKey], Any]
+Finish = Callable[[Any, ReuseKey], Any]
+StorePath = str | os.PathLike[str] | Store
+
+MISS = object()  # a sample may be None
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # trouble of the process, not of a file
+
+
+class Fetcher:
+    """Delivers the sample of a pair. Holds no state but its settings, its store and its counts."""
+
+    def __init__(
+        self,
+        build: Build,
+        path: StorePath,
+        policy: ReusePolicy,
+        *,
+        size: int | None,
+        fingerprint: str,
+        save: Save | None,
+        load: Load | None,
+        format: str,
+        finish: Finish | None,
+    ) -> None:
+        self.build = _checked_build(build)
+        self.policy = instance(ReusePolicy, "policy", policy)
+        self.size = None if size is None else int_at_least(0, "size", size)
+        instance(str, "fingerprint", fingerprint)
+        if format != "torch":
+            raise ValueError(f"format must be 'torch', got {format!r}")
+        self.codec = Codec(
+            _optional("save", save) or torch_save, _optional("load", load) or torch_load
+        )
+        self.finish = _optional("finish", finish)
+        self.store = _opened(path)
+        self.tally = Tally()
+        self._fingerprint = fingerprint_digest(fingerprint)
+        self._codec_id = self.codec.id
+        if self.policy.lifetime > 1 and isinstance(self.store, DirectoryStore):
+            self._compare_with_last_run(self.store)
+
+    def fetch(self, pair: IndexEpoch) -> Any:
+        """The sample of ``pair``, in its epoch."""
+        return self.deliver(self.key(pair))
+
+    def deliver(self, key: ReuseKey) -> Any:
+        """The sample of ``key``: what is stored, or built anew and stored; then finished."""
+        sample = self.read(key)
+        if sample is MISS:
+            sample = self.make(key)
+            self.keep(key, sample)
+        return self.finished(key, sample)
+
+    def key(self, pair: IndexEpoch) -> ReuseKey:
+        """The key of ``pair``; IndexError outside of ``size``."""
+        key = self.policy.key(*pair)
+        if self.size is not None and key.index >= self.size:
+            raise IndexError(f"index {key.index} is out of range for size {self.size}")
+        return key
+
+    def read(self, key: ReuseKey) -> Any:
+        """The stored sample of ``key``, or MISS if there is no sound record of its stamp."""
+        if self.policy.lifetime == 1:
+            return MISS
+        try:
+            record = self.store.read(key.index)
+            if record is None:
+                return MISS
+            return self.codec.decode(unseal(record, self._stamp(key)))
+        except Exception as error:
+            self._count(Kind.UNREADABLE, key, error)
+            return MISS
+
+    def holds(self, key: ReuseKey) -> bool:
+        """Whether `read` will most likely find the sample, judged by the record's trailer alone."""
+        if self.policy.lifetime == 1:
+            return False
+        try:
+            trailer = self._tail(key.index)
+            if trailer is None:
+                return False
+            check_trailer(trailer, self._stamp(key))
+        except Exception as error:
+            self._count(Kind.UNREADABLE, key, error)
+            return False
+        return True
+
+    def _tail(self, index: int) -> bytes | None:
+        if hasattr(self.store, "tail"):
+            return self.store.tail(index, TRAILER_SIZE)  # type: ignore[no-any-return]
+        record = self.store.read(index)
+        return None if record is None else record[-TRAILER_SIZE:]
+
+    def make(self, key: ReuseKey) -> Any:
+        """Build the sample of ``key``, always from the key of its generation's first use."""
+        sample = _call("build", key, self.build, key.first)
+        require_cpu(sample)
+        return sample
+
+    def keep(self, key: ReuseKey, sample: Any) -> bool:
+        """Store a built sample unless this is its last use; return whether it is stored."""
+        if self.policy.is_last_use(key):
+            return False
+        payload = _call("save", key, self.codec.encode, sample)
+        try:
+            self.store.write(key.index, seal(payload, self._stamp(key)))
+        except Exception as error:
+            self._count(Kind.UNSAVED, key, error)
+            return False
+        return True
+
+    def finished(self, key: ReuseKey, sample: Any) -> Any:
+        """The sample after the cheap last part, which gets the key of the present use."""
+        return sample if self.finish is None else _call("finish", key, self.finish, sample, key)
+
+    def close(self) -> None:
+        """Warn of what went wrong and release the store."""
+        self.tally.warn()
+        self.store.close()
+
+    def _stamp(self, key: ReuseKey) -> Stamp:
+        return Stamp(
+            codec=self._codec_id,
+            generation=key.generation,
+            seed=key.seed,
+            lifetime=self.policy.lifetime,
+            fingerprint=self._fingerprint,
+        )
+
+    def _count(self, kind: Kind, key: ReuseKey, error: Exception) -> None:
+        """Take a failure of the store for a miss and count it; raise what is no such failure."""
+        if isinstance(error, StaleError):
+            return
+        exhausted = isinstance(error, OSError) and error.errno in _EXHAUSTED
+        if exhausted or isinstance(error, (MemoryError, ReuseError)):
+            error.add_note(f"{_where(key)}, at {self._place(key)}")
+            raise error
+        reason = error if isinstance(error, DamagedError) else f"{type(error).__name__}: {error}"
+        self.tally.note(kind, self._place(key), reason)
+
+    def _place(self, key: ReuseKey) -> str:
+        locate = getattr(self.store, "locate", None)
+        return locate(key.index) if locate else f"{self.store!r}, index {key.index}"
+
+    def _compare_with_last_run(self, store: DirectoryStore) -> None:
+        now = {
+            "fingerprint": self._fingerprint.hex(),
+            "size": self.size,
+            "build": name_of(self.build),
+        }
+        before = store.exchange_book(now)
+        same_settings = before.get("fingerprint") == now["fingerprint"]
+        if same_settings and (before.get("size"), before.get("build")) != (self.size, now["build"]):
+            warnings.warn(
+                f"{store.path} was last used for size {before.get('size')} and build "
+                f"{before.get('build')}, now for size {self.size} and build {now['build']}, under "
+                f"the same fingerprint. Is this another split? Give it a directory of its own. Has "
+                f"build changed? Change the fingerprint, or its old samples are used",
+                ReuseWarning,
+                stacklevel=4,
+            )
+
+
+def _checked_build(build: Any) -> Build:
+    if isinstance(build, IterableDataset):
+        raise TypeError(
+            f"build must be a function of a key, got the IterableDataset {build!r}: a stream has "
+            f"no index to reuse samples by"
+        )
+    if isinstance(build, Dataset):
+        raise TypeError(
+            f"build must be a function of a key, got the Dataset {build!r}: pass a function such "
+            f"as `def build(key): return dataset[key.index]`"
+        )
+    if not callable(build):
+        raise TypeError(f"build must be callable, got {build!r}")
+    return build  # type: ignore[no-any-return]
+
+
+def _optional(name: str, function: Any) -> Any:
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be callable or None, got {function!r}")
+    return function
+
+
+def _opened(path: Any) -> Store:
+    if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
+        if not os.fspath(path):
+            raise ValueError(f"path must name a directory, got {path!r}")
+        return DirectoryStore(path)
+    if isinstance(path, Store):
+        return path
+    raise TypeError(f"path must be a str, a path or a store, got {path!r}")
+
+
+def _where(key: ReuseKey) -> str:
+    return f"index {key.index}, epoch {key.epoch}, generation {key.generation}"
+
+
+def _call(name: str, key: ReuseKey, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the user's; its errors say for which sample they came."""
+    try:
+        return function(*args)
+    except StopIteration as error:  # as it is, it would end the pass in silence
+        raise RuntimeError(f"{name} raised StopIteration for {_where(key)}") from error
+    except Exception as error:
+        error.add_note(f"in {name} for {_where(key)}")
+        raise

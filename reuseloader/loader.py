@@ -1,0 +1,217 @@
+"""A DataLoader over a ReuseDataset that counts its epochs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, cast
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from reuseloader.codec import Load, Save
+from reuseloader.dataset import ReuseDataset
+from reuseloader.epochs import EpochClock
+from reuseloader.fetcher import Build, Finish, StorePath
+from reuseloader.order import paired
+from reuseloader.pickling import require_picklable
+from reuseloader.policy import ReusePolicy
+from reuseloader.sampler import ReuseSampler
+
+
+class ReuseDataLoader(DataLoader[Any]):
+    """`torch.utils.data.DataLoader` that builds each sample once in ``lifetime`` epochs.
+
+    Each ``iter(loader)`` begins the next epoch, also after a pass that was broken off; a peek such
+    as ``next(iter(loader))`` costs one. `set_epoch` goes back. Iterators alive side by side each
+    stay in their own epoch (with ``persistent_workers`` there is one at a time, as in DataLoader).
+
+    Args:
+        build, size, path, fingerprint, save, load, format, finish: see `ReuseDataset`.
+        lifetime, seed, balanced: see `ReusePolicy`.
+        start_epoch: the epoch of the first pass; a resumed run gives the one it stopped in.
+        options: every option of DataLoader but ``dataset``, with its meaning there. A sampler or
+            batch_sampler is followed as it is; its ``set_epoch``, if any, is called at each pass.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+        OSError: ``path`` cannot be made or written.
+    """
+
+    dataset: ReuseDataset
+
+    def __init__(
+        self,
+        build: Build,
+        size: int,
+        path: StorePath,
+        *,
+        lifetime: int,
+        seed: int = 0,
+        start_epoch: int = 0,
+        fingerprint: str = "",
+        save: Save | None = None,
+        load: Load | None = None,
+        format: str = "torch",
+        finish: Finish | None = None,
+        balanced: bool = True,
+        **options: Any,
+    ) -> None:
+        if "dataset" in options:
+            raise TypeError(
+                f"dataset must not be given, got {options['dataset']!r}: ReuseDataLoader makes its "
+                f"own from build and size"
+            )
+        policy = ReusePolicy(lifetime, seed, balanced=balanced)
+        self._clock = EpochClock(start_epoch)
+        dataset = ReuseDataset(
+            build,
+            size,
+            path,
+            policy,
+            fingerprint=fingerprint,
+            save=save,
+            load=load,
+            format=format,
+            finish=finish,
+        )
+        dataset._join(self._clock)
+        self._own_sampler: ReuseSampler | None = None
+        if options.get("sampler") is None and options.get("batch_sampler") is None:
+            shuffle = bool(options.pop("shuffle", False))
+            self._own_sampler = ReuseSampler(len(dataset), policy, shuffle=shuffle)
+            self._own_sampler._join(self._clock)
+            options["sampler"] = self._own_sampler
+        super().__init__(dataset, **options)
+        self._pass_order = _PassOrder(super()._index_sampler, self._own_sampler, self._clock)
+        self._newest: object = None  # stands for the newest pass, and does not keep it alive
+
+    @property
+    def policy(self) -> ReusePolicy:
+        """The rule of reuse."""
+        return self.dataset.policy
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest pass begun; before any, and once set, that of the next."""
+        return self._clock.epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next ``iter(loader)`` will have."""
+        return self._clock.next_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give the next pass this epoch; the same on ``loader.sampler`` and ``loader.dataset``."""
+        self._clock.set(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """One number: the epoch under way, or the next one once the newest pass has ended."""
+        return {"epoch": self._clock.resume_epoch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on with the epoch of ``state``, from its start."""
+        self.set_epoch(state["epoch"])
+
+    def __iter__(self) -> "Iterator[Any]":  # type: ignore[override]  # DataLoader's, watched
+        this = object()
+        epoch = self._clock.begin(this)
+        self._newest = this
+        if self._own_sampler is None:
+            for sampler in (self.sampler, self.batch_sampler, _inner(self.batch_sampler)):
+                set_epoch = getattr(sampler, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+        try:
+            return _LoaderPass(self, this, super().__iter__())
+        except Exception as error:
+            self._clock.end(this)
+            if self.num_workers > 0:
+                fetcher = self.dataset._fetcher
+                require_picklable(
+                    error,
+                    build=fetcher.build,
+                    save=fetcher.codec.save,
+                    load=fetcher.codec.load,
+                    finish=fetcher.finish,
+                    collate_fn=self.collate_fn,
+                    worker_init_fn=self.worker_init_fn,
+                )
+            raise
+
+    @property
+    def _index_sampler(self) -> Any:
+        # DataLoader's iterators draw from this, and persistent ones draw from it again at every
+        # pass. While DataLoader.__init__ runs there is no pass order yet.
+        return getattr(self, "_pass_order", None) or super()._index_sampler
+
+    def close(self) -> None:
+        """End the newest pass and persistent workers, warn of what went wrong, close the store."""
+        self._newest = None
+        self._clock.end_any()
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # has workers
+            self._iterator = None
+        self.dataset.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class _PassOrder:
+    """What a pass draws from: indices or batches of them, each paired with the pass's epoch.
+
+    The epoch is read when a pass begins, in ``iter``, so that a later pass does not change it.
+    """
+
+    def __init__(self, source: Any, own: ReuseSampler | None, clock: EpochClock) -> None:
+        self._source = source
+        self._own = own
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._clock.epoch
+        if self._own is None:
+            return (paired(item, epoch) for item in self._source)
+        pairs: Iterator[Any] = self._own._pairs(epoch)
+        if self._source is self._own:
+            return pairs
+        batches = BatchSampler(cast(Any, pairs), self._source.batch_size, self._source.drop_last)
+        return iter(batches)
+
+
+def _inner(batch_sampler: Any) -> Any:
+    return getattr(batch_sampler, "sampler", None)
+
+
+class _LoaderPass(Iterator[Any]):
+    """DataLoader's iterator of one pass; tells the loader when the pass is over."""
+
+    def __init__(self, loader: ReuseDataLoader, this: object, batches: Any) -> None:
+        self._loader = loader
+        self._this = this
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        if self._loader.persistent_workers and self._loader._newest is not self._this:
+            raise RuntimeError(
+                "this pass has ended: with persistent_workers a loader has one iterator at a time, "
+                "and a newer iter(loader) has begun"
+            )
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._end()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._loader._clock.end(self._this)
+        self._loader.dataset._fetcher.tally.warn()

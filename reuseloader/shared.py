@@ -1,0 +1,43 @@
+"""Memory that the processes of one loader share: a few numbers, no locks, any start method."""
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class SharedBytes:
+    """Zeroed bytes seen by the process that made them and by the workers it starts.
+
+    Workers get the same memory by fork, spawn and forkserver. A copy made in any other way
+    (copy, pickle, cloudpickle) is new, zeroed memory of its own, owned by the process that copied.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._share(torch.zeros(size, dtype=torch.uint8))
+
+    def _share(self, memory: torch.Tensor) -> None:
+        self._memory = memory.share_memory_()  # type: ignore[no-untyped-call]
+        self.owner = os.getpid()
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether this process made the memory, rather than got it from another one."""
+        return os.getpid() == self.owner
+
+    def view(self, dtype: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """A live array over the bytes from ``start`` to ``stop``."""
+        memory: npt.NDArray[np.uint8] = self._memory.numpy()
+        return memory[start:stop].view(np.dtype(dtype))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"memory": self._memory, "owner": self.owner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        memory = state["memory"]
+        if memory.is_shared():  # handed to a worker
+            self._memory, self.owner = memory, state["owner"]
+        else:
+            self._share(torch.zeros_like(memory))

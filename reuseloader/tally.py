@@ -1,0 +1,91 @@
+"""Counts of what went wrong while running, from all workers, and one warning about each kind."""
+
+import logging
+import threading
+import warnings
+from enum import IntEnum
+
+import torch
+
+from reuseloader.errors import ReuseWarning
+from reuseloader.shared import SharedBytes
+
+_ROWS = 64  # one for the owner, the others for workers: nobody needs a lock across processes
+_TEXT = 1000  # bytes of the first case that are kept
+_logger = logging.getLogger("reuseloader")
+
+
+class Kind(IntEnum):
+    """What can go wrong with a store while the right sample is still delivered."""
+
+    UNREADABLE = 0
+    UNSAVED = 1
+
+
+_RULES = {
+    Kind.UNREADABLE: "could not be read and were built anew",
+    Kind.UNSAVED: "could not be stored and will be built anew at their next use",
+}
+
+
+class Tally:
+    """Workers count here; the process that made it warns, once for each kind."""
+
+    def __init__(self) -> None:
+        self._shared = SharedBytes(_ROWS * len(Kind) * (8 + _TEXT))
+        self._open()
+
+    def _open(self) -> None:
+        border = _ROWS * len(Kind) * 8
+        self._counts = self._shared.view("int64", 0, border).reshape(_ROWS, len(Kind))
+        self._texts = self._shared.view("uint8", border).reshape(_ROWS, len(Kind), _TEXT)
+        self._lock = threading.Lock()
+        self._warned: set[Kind] = set()
+        self.worker: int | None = None
+
+    def note(self, kind: Kind, place: str, reason: object) -> None:
+        """Count one case; the first of this process is kept as text."""
+        row = self._row()
+        with self._lock:
+            if self._counts[row, kind] == 0:
+                text = f"{place}: {reason}".encode("utf-8", "replace")[:_TEXT]
+                self._texts[row, kind, : len(text)] = memoryview(text)
+            self._counts[row, kind] += 1
+
+    def _row(self) -> int:
+        worker = self.worker
+        if worker is None:
+            info = torch.utils.data.get_worker_info()
+            if info is None:
+                return 0
+            worker = info.id
+        return 1 + worker % (_ROWS - 1)
+
+    def count(self, kind: Kind) -> int:
+        """How many cases of this kind there were, in all processes."""
+        return int(self._counts[:, kind].sum())
+
+    def warn(self) -> None:
+        """Warn of every kind that has come up and was not warned of yet. Never raises."""
+        if not self._shared.is_owned:
+            return
+        for kind in Kind:
+            if kind not in self._warned and self.count(kind):
+                self._warned.add(kind)
+                row = int(self._counts[:, kind].argmax())
+                first = bytes(self._texts[row, kind]).rstrip(b"\0").decode("utf-8", "replace")
+                message = (
+                    f"{self.count(kind)} stored samples {_RULES[kind]} so far, the first: {first}. "
+                    f"This is said once; the samples delivered are right"
+                )
+                try:
+                    warnings.warn(message, ReuseWarning, stacklevel=3)
+                except ReuseWarning:  # python -W error must not cost a pass its end
+                    _logger.warning(message)
+
+    def __getstate__(self) -> dict[str, SharedBytes]:
+        return {"shared": self._shared}
+
+    def __setstate__(self, state: dict[str, SharedBytes]) -> None:
+        self._shared = state["shared"]
+        self._open()
