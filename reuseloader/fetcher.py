@@ -174,22 +174,21 @@ class Fetcher:
         return locate(key.index) if locate else f"{self.store!r}, index {key.index}"
 
     def _compare_with_last_run(self, store: DirectoryStore) -> None:
-        now = {
-            "fingerprint": self._fingerprint.hex(),
-            "size": self.size,
-            "build": name_of(self.build),
-        }
-        before = store.exchange_book(now)
-        same_settings = before.get("fingerprint") == now["fingerprint"]
-        if same_settings and (before.get("size"), before.get("build")) != (self.size, now["build"]):
-            warnings.warn(
-                f"{store.path} was last used for size {before.get('size')} and build "
-                f"{before.get('build')}, now for size {self.size} and build {now['build']}, under "
-                f"the same fingerprint. Is this another split? Give it a directory of its own. Has "
-                f"build changed? Change the fingerprint, or its old samples are used",
-                ReuseWarning,
-                stacklevel=4,
-            )
+        size, name, fingerprint = self.size, name_of(self.build), self._fingerprint.hex()
+        before = store.read_book()
+        if before.get("fingerprint") == fingerprint:
+            if size is None:
+                size = before.get("size")
+            if (before.get("size") or size, before.get("build")) != (size, name):
+                warnings.warn(
+                    f"{store.path} was last used for {before.get('size')} samples of "
+                    f"{before.get('build')}, now for {size} of {name}, under the same fingerprint. "
+                    f"Is this another split? Give it a directory of its own. Has build changed? "
+                    f"Change the fingerprint, or samples of the old one are used",
+                    ReuseWarning,
+                    stacklevel=4,
+                )
+        store.write_book({"fingerprint": fingerprint, "size": size, "build": name})
 
 
 def _checked_build(build: Any) -> Build:

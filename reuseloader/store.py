@@ -101,16 +101,19 @@ class DirectoryStore:
             if keep:
                 os.replace(temp, f"{self.path}/{name}")
 
-    def exchange_book(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Remember ``entry`` beside the samples and return what the last run left, or {}."""
-        path = f"{self.path}/{_BOOK}"
-        previous: Any = {}
-        with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-            previous = json.load(file)
-        if previous != entry:
-            with suppress(OSError):  # a full disk; the samples will say so
-                self._write_file(_BOOK, json.dumps(entry, indent=1).encode())
-        return previous if isinstance(previous, dict) else {}
+    def read_book(self) -> dict[str, Any]:
+        """What the last run left beside the samples, or {}."""
+        with suppress(OSError, ValueError), open(f"{self.path}/{_BOOK}", encoding="utf-8") as file:
+            book = json.load(file)
+            if isinstance(book, dict):
+                return book
+        return {}
+
+    def write_book(self, book: dict[str, Any]) -> None:
+        """Leave something for the next run; not on a full disk, of which the samples will tell."""
+        if book != self.read_book():
+            with suppress(OSError):
+                self._write_file(_BOOK, json.dumps(book, indent=1).encode())
 
     def _remove_abandoned_temps(self) -> None:
         with os.scandir(self.path) as entries:

@@ -1,6 +1,7 @@
 """Counts of what went wrong while running, from all workers, and one warning about each kind."""
 
 import logging
+import os
 import threading
 import warnings
 from enum import IntEnum
@@ -10,8 +11,9 @@ import torch
 from reuseloader.errors import ReuseWarning
 from reuseloader.shared import SharedBytes
 
-_ROWS = 64  # one for the owner, the others for workers: nobody needs a lock across processes
-_TEXT = 1000  # bytes of the first case that are kept
+_ROWS = 256  # one for the owner, the others for workers: nobody needs a lock across processes
+_SLOTS = 16  # texts of first cases; rows share them
+_TEXT = 500  # bytes of a text
 _logger = logging.getLogger("reuseloader")
 
 
@@ -32,24 +34,27 @@ class Tally:
     """Workers count here; the process that made it warns, once for each kind."""
 
     def __init__(self) -> None:
-        self._shared = SharedBytes(_ROWS * len(Kind) * (8 + _TEXT))
+        self._shared = SharedBytes(len(Kind) * (_ROWS * 8 + _SLOTS * _TEXT))
         self._open()
 
     def _open(self) -> None:
         border = _ROWS * len(Kind) * 8
         self._counts = self._shared.view("int64", 0, border).reshape(_ROWS, len(Kind))
-        self._texts = self._shared.view("uint8", border).reshape(_ROWS, len(Kind), _TEXT)
-        self._lock = threading.Lock()
+        self._texts = self._shared.view("uint8", border).reshape(_SLOTS, len(Kind), _TEXT)
+        self._lock, self._pid = threading.Lock(), os.getpid()
         self._warned: set[Kind] = set()
         self.worker: int | None = None
 
     def note(self, kind: Kind, place: str, reason: object) -> None:
         """Count one case; the first of this process is kept as text."""
         row = self._row()
+        if os.getpid() != self._pid:  # forked, perhaps while another thread held the lock
+            self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
-            if self._counts[row, kind] == 0:
+            slot = self._texts[row % _SLOTS, kind]
+            if slot[0] == 0:
                 text = f"{place}: {reason}".encode("utf-8", "replace")[:_TEXT]
-                self._texts[row, kind, : len(text)] = memoryview(text)
+                slot[: len(text)] = memoryview(text)
             self._counts[row, kind] += 1
 
     def _row(self) -> int:
@@ -73,7 +78,9 @@ class Tally:
             if kind not in self._warned and self.count(kind):
                 self._warned.add(kind)
                 row = int(self._counts[:, kind].argmax())
-                first = bytes(self._texts[row, kind]).rstrip(b"\0").decode("utf-8", "replace")
+                first = (
+                    bytes(self._texts[row % _SLOTS, kind]).rstrip(b"\0").decode("utf-8", "replace")
+                )
                 message = (
                     f"{self.count(kind)} stored samples {_RULES[kind]} so far, the first: {first}. "
                     f"This is said once; the samples delivered are right"
