@@ -49,7 +49,9 @@ class ThreadPool:
                 thread_name_prefix="ReuseMapper",
                 initializer=self._setup.start,
             )
-            self._end = weakref.finalize(self, _shut_down, self._executor)
+            self._end = weakref.finalize(
+                self, self._executor.shutdown, wait=False, cancel_futures=True
+            )
 
     def submit(self, requests: Sequence[Request]) -> Future[Any]:
         """Begin to make ``requests`` in a thread."""
@@ -62,8 +64,8 @@ class ThreadPool:
     def close(self) -> None:
         """Wait for running builds and end the threads."""
         if self._executor is not None:
-            self._end()
-            self._executor.shutdown(wait=True)
+            self._end.detach()
+            self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
 
 
@@ -113,20 +115,18 @@ class ProcessPool:
         """Have workers, before there are threads to fork beside if this is called early."""
         if self._executor is not None and not _is_broken(self._executor):
             return
-        ids = self._context.SimpleQueue()
-        for worker_id in range(self._num_workers):
-            ids.put(worker_id)
+        ids = worker.numbered_tickets(self._context, self._num_workers)
         stop, stopper = self._context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(
+        executor = ProcessPoolExecutor(
             self._num_workers,
             mp_context=self._context,
             initializer=worker.start,
             initargs=(self._fetcher, self._worker_init_fn, ids, stop),
         )
         try:
-            self._executor.submit(worker.send_all, ())
+            for _ in range(self._num_workers):  # an executor starts a process for each task
+                executor.submit(worker.send_all, ())
         except Exception as error:
-            self._executor = None
             require_picklable(
                 error,
                 build=self._fetcher.build,
@@ -136,7 +136,8 @@ class ProcessPool:
                 worker_init_fn=self._worker_init_fn,
             )
             raise
-        self._end = weakref.finalize(self, _end_processes, self._executor, stopper)
+        self._executor, self._stopper = executor, stopper
+        self._end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)
 
     def submit(self, requests: Sequence[Request]) -> Future[Any]:
         """Begin to make ``requests`` in a process."""
@@ -160,8 +161,8 @@ class ProcessPool:
     def close(self) -> None:
         """End the processes, those that build after a few seconds at the latest."""
         if self._executor is not None:
-            self._end()
-            self._executor.shutdown(wait=True)
+            self._end.detach()
+            _end_processes(self._executor, self._stopper, wait=True)
             self._executor = None
 
 
@@ -179,10 +180,6 @@ def _is_broken(executor: ProcessPoolExecutor) -> bool:
     return False
 
 
-def _shut_down(executor: Executor) -> None:
-    executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _end_processes(executor: Executor, stopper: Any) -> None:
+def _end_processes(executor: Executor, stopper: Any, *, wait: bool) -> None:
     stopper.send_bytes(b"stop")  # seen by all workers, read by none
-    _shut_down(executor)
+    executor.shutdown(wait=wait, cancel_futures=True)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, parent_process
+from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -103,15 +104,24 @@ class BatchRequest(NamedTuple):
         return self.perform(fetcher) if made is MISS else made
 
 
+_TICKET = 4  # bytes of a worker's number
 _GRACE = 5.0  # seconds that a worker process has to finish a build once its mapper is gone
 _fetcher: Fetcher
 _failure: Exception | None = None
 
 
+def numbered_tickets(context: BaseContext, count: int) -> connection.Connection:
+    """A pipe from which each of ``count`` workers takes its number: no lock, no semaphore."""
+    ids, writer = context.Pipe(duplex=False)
+    with writer:
+        os.write(writer.fileno(), b"".join(n.to_bytes(_TICKET, "little") for n in range(count)))
+    return ids
+
+
 def start(
     fetcher: Fetcher,
     worker_init_fn: WorkerInit | None,
-    ids: Any,
+    ids: connection.Connection,
     stop: connection.Connection,
 ) -> None:
     """Set up this worker process. An error is raised by its first task: an executor swallows it."""
@@ -119,7 +129,7 @@ def start(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the mapper
     threading.Thread(target=_end_with_the_mapper, args=(stop,), daemon=True).start()
     torch.set_num_threads(1)
-    worker_id = ids.get()
+    worker_id = int.from_bytes(os.read(ids.fileno(), _TICKET), "little")
     _fetcher = fetcher
     _fetcher.tally.worker = worker_id
     # forked workers would otherwise all have the global random state of their parent
