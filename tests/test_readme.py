@@ -1,0 +1,41 @@
+"""The README's Python blocks run as they stand; its bash blocks are run by CI."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+
+
+@pytest.fixture(scope="module")
+def empty_directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_python_block_runs(number, empty_directory):
+    """Each block is a script of its own that runs without a warning."""
+    script = empty_directory / f"block_{number}.py"
+    script.write_text(PYTHON[number], encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-W", "error", script.name],
+        cwd=empty_directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_first_two_bash_blocks_are_the_two_commands():
+    """One runs the main job, one runs the tests, both from an empty environment."""
+    bash = [code for language, code in BLOCKS if language == "bash"]
+    assert "examples/digits.py" in bash[0]
+    assert "pytest" in bash[1]
+    assert all(code.startswith("python3 -m venv .venv\n") for code in bash[:2])
