@@ -12,12 +12,12 @@ from torchdata.nodes import BaseNode
 from reuseloader.codec import Load, Save
 from reuseloader.fetcher import MISS, Build, Fetcher, Finish, StorePath
 from reuseloader.nodes.fence import Fence
-from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool
+from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
 from reuseloader.nodes.progress import Progress
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
-from reuseloader.validate import instance, int_at_least
+from reuseloader.validate import callable_or_none, instance, int_at_least
 
 _LONGEST = 256  # lifetimes: how far the look-ahead goes to keep builds in flight
 
@@ -82,15 +82,13 @@ class ReuseMapper(BaseNode[Any]):
         self._in_order = instance(bool, "in_order", in_order)
         if method not in ("thread", "process"):
             raise ValueError(f"method must be 'thread' or 'process', got {method!r}")
-        self._max_concurrent = int_at_least(
-            1,
-            "max_concurrent",
-            max(1, 2 * num_workers) if max_concurrent is None else max_concurrent,
-        )
+        context = process_context(multiprocessing_context)
+        if max_concurrent is None:
+            max_concurrent = max(1, 2 * num_workers)
+        self._max_concurrent = int_at_least(1, "max_concurrent", max_concurrent)
         self._snapshot_frequency = int_at_least(0, "snapshot_frequency", snapshot_frequency)
         self._group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
-        if worker_init_fn is not None and not callable(worker_init_fn):
-            raise TypeError(f"worker_init_fn must be callable or None, got {worker_init_fn!r}")
+        worker_init_fn = callable_or_none("worker_init_fn", worker_init_fn)
         self._fetcher = Fetcher(
             build,
             path,
@@ -106,13 +104,10 @@ class ReuseMapper(BaseNode[Any]):
         self._look_ahead = 1
         if num_workers > 0:
             self._look_ahead = self._max_concurrent * min(policy.lifetime, _LONGEST)
-            self._pool = (
-                ThreadPool(self._fetcher, num_workers, worker_init_fn)
-                if method == "thread"
-                else ProcessPool(
-                    self._fetcher, num_workers, worker_init_fn, multiprocessing_context
-                )
-            )
+            if method == "thread":
+                self._pool = ThreadPool(self._fetcher, num_workers, worker_init_fn)
+            else:
+                self._pool = ProcessPool(self._fetcher, num_workers, worker_init_fn, context)
         self._fence: Fence[_Running] = Fence()
         self._pulling = threading.Lock()
 

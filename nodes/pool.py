@@ -15,6 +15,18 @@ from reuseloader.nodes.worker import Request, WorkerInit
 from reuseloader.pickling import require_picklable
 
 
+def process_context(context: str | BaseContext | None) -> BaseContext:
+    """The context that ``multiprocessing_context`` means; ValueError if there is no such."""
+    if isinstance(context, BaseContext):
+        return context
+    methods = multiprocessing.get_all_start_methods()
+    if context is None or context in methods:
+        return multiprocessing.get_context(context)
+    raise ValueError(
+        f"multiprocessing_context must be None, one of {methods} or a context, got {context!r}"
+    )
+
+
 class Pool(Protocol):
     """Takes groups of requests and makes them all in one worker."""
 
@@ -101,13 +113,11 @@ class ProcessPool:
         fetcher: Fetcher,
         num_workers: int,
         worker_init_fn: WorkerInit | None,
-        context: str | BaseContext | None,
+        context: BaseContext,
     ) -> None:
         self._fetcher = fetcher
         self._num_workers = num_workers
         self._worker_init_fn = worker_init_fn
-        if not isinstance(context, BaseContext):
-            context = multiprocessing.get_context(context)
         self._context = context
         self._executor: ProcessPoolExecutor | None = None
 

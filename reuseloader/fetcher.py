@@ -27,7 +27,7 @@ from reuseloader.record import (
 from reuseloader.sample import require_cpu
 from reuseloader.store import DirectoryStore, Store
 from reuseloader.tally import Kind, Tally
-from reuseloader.validate import instance, int_at_least
+from reuseloader.validate import callable_or_none, instance, int_at_least
 
 Build = Callable[[ReuseKey], Any]
 Finish = Callable[[Any, ReuseKey], Any]
@@ -60,9 +60,10 @@ class Fetcher:
         if format != "torch":
             raise ValueError(f"format must be 'torch', got {format!r}")
         self.codec = Codec(
-            _optional("save", save) or torch_save, _optional("load", load) or torch_load
+            callable_or_none("save", save) or torch_save,
+            callable_or_none("load", load) or torch_load,
         )
-        self.finish = _optional("finish", finish)
+        self.finish = callable_or_none("finish", finish)
         self.store = _opened(path)
         self.tally = Tally()
         self._fingerprint = fingerprint_digest(fingerprint)
@@ -124,7 +125,10 @@ class Fetcher:
 
     def make(self, key: ReuseKey) -> Any:
         """Build the sample of ``key``, always from the key of its generation's first use."""
-        sample = _call("build", key, self.build, key.first)
+        return _call("build", key, self._build, key.first)
+
+    def _build(self, first: ReuseKey) -> Any:
+        sample = self.build(first)
         require_cpu(sample)
         return sample
 
@@ -205,12 +209,6 @@ def _checked_build(build: Any) -> Build:
     if not callable(build):
         raise TypeError(f"build must be callable, got {build!r}")
     return build  # type: ignore[no-any-return]
-
-
-def _optional(name: str, function: Any) -> Any:
-    if function is not None and not callable(function):
-        raise TypeError(f"{name} must be callable or None, got {function!r}")
-    return function
 
 
 def _opened(path: Any) -> Store:

@@ -34,3 +34,10 @@ def instance(kind: type[T], name: str, value: Any) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {value!r}")
     return value
+
+
+def callable_or_none(name: str, value: Any) -> Any:
+    """Return ``value`` if it can be called or is None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable or None, got {value!r}")
+    return value
