@@ -12,7 +12,7 @@ import torch
 from reuseloader.errors import ReuseError
 from reuseloader.names import name_of
 from reuseloader.record import codec_id
-from reuseloader.sample import require_cpu
+from reuseloader.sample import require_cpu, smallest_failing
 
 Save = Callable[[Any, BinaryIO], object]
 Load = Callable[[BinaryIO], Any]
@@ -79,15 +79,22 @@ class Codec:
 
     def encode(self, sample: Any) -> bytes:
         """What ``save`` wrote; ReuseError if that is nothing."""
-        file = _Payload()
-        self.save(sample, file)
-        payload = file.getvalue()
+        try:
+            payload = self._saved(sample)
+        except Exception as error:
+            error.add_note(f"save fails at {smallest_failing(sample, self._saved)}")
+            raise
         if not payload:
             raise ReuseError(
                 f"save must write the sample to the binary file it is given; "
                 f"{name_of(self.save)} wrote nothing"
             )
         return payload
+
+    def _saved(self, sample: Any) -> bytes:
+        file = _Payload()
+        self.save(sample, file)
+        return file.getvalue()
 
     def decode(self, payload: memoryview) -> Any:
         """What ``load`` makes of exactly the bytes that ``save`` wrote."""

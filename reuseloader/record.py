@@ -74,6 +74,18 @@ def seal(payload: bytes, stamp: Stamp) -> bytes:
     return b"".join((payload, head, sums, check))
 
 
+def read_stamp(record: bytes) -> Stamp:
+    """The stamp of a record, whatever it is; DamagedError if the record is not sound."""
+    view = memoryview(record)
+    trailer = view[-TRAILER_SIZE:]
+    length, payload_sum = _read_trailer(trailer)
+    _check_payload(view[:-TRAILER_SIZE], length, payload_sum)
+    _magic, version, *stamp = _HEAD.unpack_from(trailer)
+    if version != _VERSION:
+        raise DamagedError(f"its layout is version {version}, not {_VERSION}")
+    return Stamp(*stamp)
+
+
 def check_trailer(trailer: bytes | memoryview, stamp: Stamp) -> tuple[int, int]:
     """Return (length, checksum) of the payload that a trailer of this stamp announces.
 
@@ -81,14 +93,10 @@ def check_trailer(trailer: bytes | memoryview, stamp: Stamp) -> tuple[int, int]:
         DamagedError: no sound trailer.
         StaleError: a sound one of another stamp.
     """
-    if len(trailer) != TRAILER_SIZE or trailer[: len(_MAGIC)] != _MAGIC:
-        raise DamagedError("it does not end with a trailer of ReuseLoader")
-    length, payload_sum, trailer_sum = _TAIL.unpack_from(trailer, _HEAD.size)
-    if xxhash.xxh3_64_intdigest(trailer[: TRAILER_SIZE - 8]) != trailer_sum:
-        raise DamagedError("the checksum of its trailer differs")
+    announced = _read_trailer(trailer)
     if trailer[: _HEAD.size] != stamp.head():
         raise StaleError
-    return length, payload_sum
+    return announced
 
 
 def unseal(record: bytes, stamp: Stamp) -> memoryview:
@@ -100,9 +108,21 @@ def unseal(record: bytes, stamp: Stamp) -> memoryview:
     """
     view = memoryview(record)
     payload = view[:-TRAILER_SIZE]
-    length, payload_sum = check_trailer(view[-TRAILER_SIZE:], stamp)
+    _check_payload(payload, *check_trailer(view[-TRAILER_SIZE:], stamp))
+    return payload
+
+
+def _read_trailer(trailer: bytes | memoryview) -> tuple[int, int]:
+    if len(trailer) != TRAILER_SIZE or trailer[: len(_MAGIC)] != _MAGIC:
+        raise DamagedError("it does not end with a trailer of ReuseLoader")
+    length, payload_sum, trailer_sum = _TAIL.unpack_from(trailer, _HEAD.size)
+    if xxhash.xxh3_64_intdigest(trailer[: TRAILER_SIZE - 8]) != trailer_sum:
+        raise DamagedError("the checksum of its trailer differs")
+    return length, payload_sum
+
+
+def _check_payload(payload: memoryview, length: int, payload_sum: int) -> None:
     if len(payload) != length:
         raise DamagedError(f"it has {len(payload)} bytes of payload where {length} were written")
     if xxhash.xxh3_64_intdigest(payload) != payload_sum:
         raise DamagedError("the checksum of its payload differs")
-    return payload

@@ -1,18 +1,15 @@
 """What holds of every sample, whatever its codec."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 
 def require_cpu(sample: Any) -> None:
-    """TypeError if a tensor in (nested) containers of ``sample`` is not on the CPU.
-
-    Looks into mappings, lists, tuples, sets and dataclasses.
-    """
-    for place, tensor in _tensors(sample, "sample"):
+    """TypeError if a tensor in (nested) containers of ``sample`` is not on the CPU."""
+    for place, tensor in _tensors("sample", sample):
         if tensor.device.type != "cpu":
             raise TypeError(
                 f"build must return tensors on the CPU, but {place} is on device "
@@ -20,15 +17,35 @@ def require_cpu(sample: Any) -> None:
             )
 
 
-def _tensors(value: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+def smallest_failing(sample: Any, attempt: Callable[[Any], object]) -> str:
+    """The place of the innermost part of ``sample`` for which ``attempt`` raises, as it does."""
+    place, value = "sample", sample
+    while True:
+        for part_place, part in _parts(place, value):
+            try:
+                attempt(part)
+            except Exception:
+                place, value = part_place, part
+                break
+        else:
+            return f"{place}, of type {type(value).__qualname__}"
+
+
+def _tensors(place: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield place, value
-    elif isinstance(value, Mapping):
+    for part_place, part in _parts(place, value):
+        yield from _tensors(part_place, part)
+
+
+def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What a mapping, list, tuple, set or dataclass holds, with its place in the sample."""
+    if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _tensors(item, f"{place}[{name!r}]")
+            yield f"{place}[{name!r}]", item
     elif isinstance(value, (list, tuple, set, frozenset)):
         for number, item in enumerate(value):
-            yield from _tensors(item, f"{place}[{number}]")
+            yield f"{place}[{number}]", item
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name, None), f"{place}.{field.name}")
+            yield f"{place}.{field.name}", getattr(value, field.name, None)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 from reuseloader.process import host_id, is_running, start_time
 
 _FOREIGN_HOST_GRACE = 24 * 3600  # seconds for which the temp file of another host may be in use
-_BOOK = "reuseloader.json"
+BOOK = "reuseloader.json"
 _TEMP = re.compile(r"(?:\d{8,}\.pt|reuseloader\.json)\.([0-9a-f]{8})-(\d+)-(\d+)-\d+\.tmp")
 _temp_numbers = count()
 
@@ -103,7 +103,7 @@ class DirectoryStore:
 
     def read_book(self) -> dict[str, Any]:
         """What the last run left beside the samples, or {}."""
-        with suppress(OSError, ValueError), open(f"{self.path}/{_BOOK}", encoding="utf-8") as file:
+        with suppress(OSError, ValueError), open(f"{self.path}/{BOOK}", encoding="utf-8") as file:
             book = json.load(file)
             if isinstance(book, dict):
                 return book
@@ -113,7 +113,7 @@ class DirectoryStore:
         """Leave something for the next run; not on a full disk, of which the samples will tell."""
         if book != self.read_book():
             with suppress(OSError):
-                self._write_file(_BOOK, json.dumps(book, indent=1).encode())
+                self._write_file(BOOK, json.dumps(book, indent=1).encode())
 
     def _remove_abandoned_temps(self) -> None:
         with os.scandir(self.path) as entries:
@@ -123,6 +123,11 @@ class DirectoryStore:
                     with suppress(OSError):  # another start may be removing the same
                         if not _owner_lives(owner, entry.stat(follow_symlinks=False)):
                             os.unlink(entry.path)
+
+
+def is_temp(name: str) -> bool:
+    """Whether a file of this name is one that a store was writing."""
+    return _TEMP.fullmatch(name) is not None
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
