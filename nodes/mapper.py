@@ -117,19 +117,13 @@ class ReuseMapper(BaseNode[Any]):
         self._fetcher.tally.warn()
         if self._pool is not None:
             self._pool.start()
-        running = _Running()
+        state = initial_state or {self.SOURCE_KEY: None, self.SKIP_KEY: 0, self.AHEAD_KEY: []}
         with self._pulling:  # waits for a thread of the pass before that is pulling just now
-            before = self._fence.begin(running)
-            if initial_state is None:
-                self.source.reset(None)
-                running.progress = Progress(self.source.state_dict())
-            else:
-                self.source.reset(initial_state[self.SOURCE_KEY])
-                running.progress = Progress(
-                    self.source.state_dict(),
-                    initial_state[self.SKIP_KEY],
-                    initial_state[self.AHEAD_KEY],
-                )
+            self.source.reset(state[self.SOURCE_KEY])
+            progress = Progress(
+                self.source.state_dict(), state[self.SKIP_KEY], state[self.AHEAD_KEY]
+            )
+            before = self._fence.begin(_Running(progress))
         if before is not None:
             before.cancel()
 
@@ -260,9 +254,8 @@ class _Unit:
 class _Running:
     """One pass: what was pulled and not delivered."""
 
-    progress: Progress
-
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
         self.window: deque[_Unit] = deque()
         self.building = 0  # units of the window that have a future
         self.ready: deque[tuple[int, Any]] = deque()
@@ -271,6 +264,6 @@ class _Running:
 
     def cancel(self) -> None:
         """Nobody wants what has not been begun."""
-        for unit in self.window:
+        for unit in tuple(self.window):  # at once: an old thread may still be appending
             if unit.future is not None:
                 unit.future.cancel()
