@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from reuseloader.errors import ReuseError
@@ -19,8 +21,17 @@ Load = Callable[[BinaryIO], Any]
 
 
 def torch_save(sample: Any, file: BinaryIO) -> None:
-    """`torch.save`, but a view of a big tensor costs the size of the view."""
-    torch.save(sample, file, pickle_module=_CompactPickle)
+    """`torch.save`, but arrays go as tensors, and a view of a big one costs its own size."""
+    try:
+        _compact_save(sample, file)
+    except Exception as error:
+        place = smallest_failing(sample, _compact_save)
+        error.add_note(f"torch.save fails at {place}")
+        raise
+
+
+def _compact_save(sample: Any, file: BinaryIO | None = None) -> None:
+    torch.save(sample, file or io.BytesIO(), pickle_module=_CompactPickle)
 
 
 def torch_load(file: BinaryIO) -> Any:
@@ -41,12 +52,47 @@ class _CompactPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             require_cpu(obj)
-            if type(obj) is torch.Tensor and obj.layout == torch.strided:
-                size = obj.numel() * obj.element_size()
-                if obj.untyped_storage().nbytes() > size:
-                    copy = obj.detach().clone().requires_grad_(obj.requires_grad)
-                    return copy.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+            return _reduced_view(obj)
+        if type(obj) is np.ndarray:
+            return _reduced_array(obj)
         return NotImplemented
+
+
+def _reduced_view(tensor: torch.Tensor) -> Any:
+    if tensor.layout == torch.strided:
+        size = tensor.numel() * tensor.element_size()
+        if tensor.untyped_storage().nbytes() > size:
+            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            if type(copy) is type(tensor):
+                copy.__dict__.update(vars(tensor))
+                return copy.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+    return NotImplemented
+
+
+def _reduced_array(array: npt.NDArray[Any]) -> Any:
+    # torch.save pickles by protocol 2, which writes an array as text and forgets its byte order
+    if not array.dtype.isnative:
+        return as_dtype, (array.astype(array.dtype.newbyteorder("=")), array.dtype.str)
+    if array.dtype in _TENSOR_DTYPES:
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            array = array.copy(order="C")
+        return array_of, (torch.from_numpy(array),)
+    return NotImplemented
+
+
+_TENSOR_DTYPES = frozenset(
+    map(np.dtype, ["?", "i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"])
+)
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The NumPy array that was stored as this tensor. Stored files name this function."""
+    return tensor.numpy()
+
+
+def as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """The array in its own byte order. Stored files name this function."""
+    return array.astype(dtype)
 
 
 class _CompactPickle:
@@ -79,22 +125,15 @@ class Codec:
 
     def encode(self, sample: Any) -> bytes:
         """What ``save`` wrote; ReuseError if that is nothing."""
-        try:
-            payload = self._saved(sample)
-        except Exception as error:
-            error.add_note(f"save fails at {smallest_failing(sample, self._saved)}")
-            raise
+        file = _Payload()
+        self.save(sample, file)
+        payload = file.getvalue()
         if not payload:
             raise ReuseError(
                 f"save must write the sample to the binary file it is given; "
                 f"{name_of(self.save)} wrote nothing"
             )
         return payload
-
-    def _saved(self, sample: Any) -> bytes:
-        file = _Payload()
-        self.save(sample, file)
-        return file.getvalue()
 
     def decode(self, payload: memoryview) -> Any:
         """What ``load`` makes of exactly the bytes that ``save`` wrote."""

@@ -1,6 +1,6 @@
 """A map-style dataset over the fetcher."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from torch.utils.data import Dataset
@@ -90,11 +90,15 @@ class ReuseDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._size
 
+    def __iter__(self) -> Iterator[Any]:
+        # without this, an IndexError of build's own would end a loop over the dataset in silence
+        return (self[index] for index in range(self._size))
+
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, list):
             return self.__getitems__(item)
         sample = self._fetcher.fetch(self._pair(item))
-        if self._warns_at_once:
+        if self._warns_at_once and self._fetcher.tally.has_news:
             self._fetcher.tally.warn()
         return sample
 

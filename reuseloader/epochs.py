@@ -1,5 +1,10 @@
 """Which epoch is it, and which comes next: one clock for a dataset, its sampler and its loader."""
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from reuseloader.shared import SharedBytes
 from reuseloader.validate import int_at_least
 
@@ -12,23 +17,32 @@ class EpochClock:
     """
 
     def __init__(self, start_epoch: int = 0) -> None:
-        self._own(int_at_least(0, "start_epoch", start_epoch))
+        epoch = int_at_least(0, "start_epoch", start_epoch)
+        self._own((epoch, epoch))
 
-    def _own(self, epoch: int, next_epoch: int | None = None) -> None:
+    def _own(self, numbers: tuple[int, int]) -> None:
         self._shared = SharedBytes(16)
-        self._numbers = self._shared.view("int64")
-        self._numbers[:] = epoch, epoch if next_epoch is None else next_epoch
+        self._live = self._shared.view("int64")  # epoch and next epoch, as workers see them
         self._under_way: object = None
+        self._move(*numbers)
+
+    def _move(self, epoch: int, next_epoch: int) -> None:
+        self._live[:] = self._here = epoch, next_epoch
+
+    def _numbers(self) -> npt.NDArray[np.int64]:
+        if self._shared.is_foreign:  # a rank goes on with what it was handed, by itself
+            self._own(self._here)
+        return self._live
 
     @property
     def epoch(self) -> int:
         """The epoch of the newest pass begun."""
-        return int(self._numbers[0])
+        return int(self._numbers()[0])
 
     @property
     def next_epoch(self) -> int:
         """The epoch that the next pass will have."""
-        return int(self._numbers[1])
+        return int(self._numbers()[1])
 
     @property
     def resume_epoch(self) -> int:
@@ -38,6 +52,7 @@ class EpochClock:
     def set(self, epoch: int) -> None:
         """Give the next pass this epoch."""
         epoch = int_at_least(0, "epoch", epoch)
+        self._numbers()
         self._move(epoch, epoch)
         self._under_way = None
 
@@ -57,17 +72,13 @@ class EpochClock:
         """No pass is under way any more."""
         self._under_way = None
 
-    def _move(self, epoch: int, next_epoch: int) -> None:
-        if not self._shared.is_owned:  # a rank that was handed the clock of its parent
-            self._own(epoch, next_epoch)
-        self._numbers[:] = epoch, next_epoch
+    def __getstate__(self) -> dict[str, Any]:
+        return {"shared": self._shared, "numbers": self._here}
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"shared": self._shared, "numbers": (self.epoch, self.next_epoch)}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self._shared = state["shared"]  # type: ignore[assignment]
-        self._numbers = self._shared.view("int64")
-        if self._shared.is_owned:  # a copy: new memory, the same epochs
-            self._numbers[:] = state["numbers"]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._shared = state["shared"]
+        self._live = self._shared.view("int64")
         self._under_way = None
+        self._here = state["numbers"]
+        if self._shared.is_owned:  # a copy: new memory, the same epochs
+            self._move(*self._here)

@@ -1,6 +1,7 @@
 """The spine: key -> stored sample, or build and store; then finish."""
 
 import errno
+import io
 import os
 import warnings
 from collections.abc import Callable
@@ -183,9 +184,10 @@ class Fetcher:
         if before.get("fingerprint") == fingerprint:
             if size is None:
                 size = before.get("size")
-            if (before.get("size") or size, before.get("build")) != (size, name):
+            size_before = size if before.get("size") is None else before["size"]
+            if (size_before, before.get("build")) != (size, name):
                 warnings.warn(
-                    f"{store.path} was last used for {before.get('size')} samples of "
+                    f"{store.path} was last used for {size_before} samples of "
                     f"{before.get('build')}, now for {size} of {name}, under the same fingerprint. "
                     f"Is this another split? Give it a directory of its own. Has build changed? "
                     f"Change the fingerprint, or samples of the old one are used",
@@ -216,7 +218,7 @@ def _opened(path: Any) -> Store:
         if not os.fspath(path):
             raise ValueError(f"path must name a directory, got {path!r}")
         return DirectoryStore(path)
-    if isinstance(path, Store):
+    if isinstance(path, Store) and not isinstance(path, (type, io.IOBase)):
         return path
     raise TypeError(f"path must be a str, a path or a store, got {path!r}")
 

@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+_DEEPEST = 100
+
 
 def require_cpu(sample: Any) -> None:
-    """TypeError if a tensor in (nested) containers of ``sample`` is not on the CPU."""
+    """TypeError if a tensor anywhere in ``sample`` is not on the CPU."""
     for place, tensor in _tensors("sample", sample):
         if tensor.device.type != "cpu":
             raise TypeError(
@@ -20,7 +23,7 @@ def require_cpu(sample: Any) -> None:
 def smallest_failing(sample: Any, attempt: Callable[[Any], object]) -> str:
     """The place of the innermost part of ``sample`` for which ``attempt`` raises, as it does."""
     place, value = "sample", sample
-    while True:
+    for _ in range(_DEEPEST):
         for part_place, part in _parts(place, value):
             try:
                 attempt(part)
@@ -28,24 +31,29 @@ def smallest_failing(sample: Any, attempt: Callable[[Any], object]) -> str:
                 place, value = part_place, part
                 break
         else:
-            return f"{place}, of type {type(value).__qualname__}"
+            break
+    return f"{place}, of type {type(value).__qualname__}"
 
 
-def _tensors(place: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(place: str, value: Any, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         yield place, value
-    for part_place, part in _parts(place, value):
-        yield from _tensors(part_place, part)
+    elif id(value) not in above:  # a sample may contain itself
+        for part_place, part in _parts(place, value):
+            yield from _tensors(part_place, part, (*above, id(value)))
 
 
 def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What a mapping, list, tuple, set or dataclass holds, with its place in the sample."""
+    """What a mapping, list, tuple, set or object holds, with its place in the sample."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield f"{place}[{name!r}]", item
     elif isinstance(value, (list, tuple, set, frozenset)):
         for number, item in enumerate(value):
             yield f"{place}[{number}]", item
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):  # perhaps with slots
         for field in dataclasses.fields(value):
             yield f"{place}.{field.name}", getattr(value, field.name, None)
+    elif not isinstance(value, (type, ModuleType, FunctionType)):
+        for name, item in getattr(value, "__dict__", {}).items():
+            yield f"{place}.{name}", item

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 
 
 class SharedBytes:
@@ -20,12 +21,17 @@ class SharedBytes:
 
     def _share(self, memory: torch.Tensor) -> None:
         self._memory = memory.share_memory_()  # type: ignore[no-untyped-call]
-        self.owner = os.getpid()
+        self._owner = os.getpid()
 
     @property
     def is_owned(self) -> bool:
         """Whether this process made the memory, rather than got it from another one."""
-        return os.getpid() == self.owner
+        return os.getpid() == self._owner
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it was made by another process, of which this one is no DataLoader worker."""
+        return not self.is_owned and get_worker_info() is None
 
     def view(self, dtype: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """A live array over the bytes from ``start`` to ``stop``."""
@@ -33,11 +39,11 @@ class SharedBytes:
         return memory[start:stop].view(np.dtype(dtype))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"memory": self._memory, "owner": self.owner}
+        return {"memory": self._memory, "owner": self._owner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         memory = state["memory"]
         if memory.is_shared():  # handed to a worker
-            self._memory, self.owner = memory, state["owner"]
+            self._memory, self._owner = memory, state["owner"]
         else:
             self._share(torch.zeros_like(memory))

@@ -1,5 +1,6 @@
 """Index -> bytes: the only room that touches the disk."""
 
+import errno
 import json
 import os
 import re
@@ -50,6 +51,8 @@ class DirectoryStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
+        if "\0" in self.path:
+            raise ValueError(f"path must name a directory, got {path!r}")
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._remove_abandoned_temps()
@@ -67,25 +70,20 @@ class DirectoryStore:
 
     def read(self, index: int) -> bytes | None:
         """The whole file, or None if there is none; OSError if it cannot be read."""
-        with suppress(FileNotFoundError), self._open(index) as file:
+        file = _open_regular(self.locate(index))
+        if file is None:
+            return None
+        with file:
             return file.read()
-        return None
 
     def tail(self, index: int, size: int) -> bytes | None:
         """The last ``size`` bytes of the file (all of a shorter one), or None if there is none."""
-        with suppress(FileNotFoundError), self._open(index) as file:
+        file = _open_regular(self.locate(index))
+        if file is None:
+            return None
+        with file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read()
-        return None
-
-    def _open(self, index: int) -> BinaryIO:
-        path = self.locate(index)
-        # O_NONBLOCK: a pipe in the place of a file must not wait for a writer
-        file = open(path, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise OSError(f"not a regular file: {path!r}")
-        return file
 
     def write(self, index: int, record: bytes) -> None:
         """Replace the file at once; OSError, and nothing left behind, if that fails."""
@@ -103,10 +101,13 @@ class DirectoryStore:
 
     def read_book(self) -> dict[str, Any]:
         """What the last run left beside the samples, or {}."""
-        with suppress(OSError, ValueError), open(f"{self.path}/{BOOK}", encoding="utf-8") as file:
-            book = json.load(file)
-            if isinstance(book, dict):
-                return book
+        with suppress(OSError, ValueError, RecursionError):
+            file = _open_regular(f"{self.path}/{BOOK}")
+            if file is not None:
+                with file:
+                    book = json.loads(file.read())
+                if isinstance(book, dict):
+                    return book
         return {}
 
     def write_book(self, book: dict[str, Any]) -> None:
@@ -130,7 +131,22 @@ def is_temp(name: str) -> bool:
     return _TEMP.fullmatch(name) is not None
 
 
+def _open_regular(path: str) -> BinaryIO | None:
+    """Open a file for reading, or return None if there is none; OSError if it is no plain file."""
+    try:
+        file = open(path, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise
+        return None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
+
+
 def _open_nonblocking(path: str, flags: int) -> int:
+    # a pipe in the place of a file must not wait for a writer
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -34,6 +34,9 @@ class Tally:
     """Workers count here; the process that made it warns, once for each kind."""
 
     def __init__(self) -> None:
+        self._own()
+
+    def _own(self) -> None:
         self._shared = SharedBytes(len(Kind) * (_ROWS * 8 + _SLOTS * _TEXT))
         self._open()
 
@@ -43,10 +46,14 @@ class Tally:
         self._texts = self._shared.view("uint8", border).reshape(_SLOTS, len(Kind), _TEXT)
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._warned: set[Kind] = set()
-        self.worker: int | None = None
+        self.worker: int | None = None  # the number that a worker of ReuseMapper has
+        self.has_news = False  # something was noted by this process
 
     def note(self, kind: Kind, place: str, reason: object) -> None:
         """Count one case; the first of this process is kept as text."""
+        if self.worker is None and self._shared.is_foreign:  # a rank warns for itself
+            self._own()
+        self.has_news = True
         row = self._row()
         if os.getpid() != self._pid:  # forked, perhaps while another thread held the lock
             self._lock, self._pid = threading.Lock(), os.getpid()
@@ -72,6 +79,7 @@ class Tally:
 
     def warn(self) -> None:
         """Warn of every kind that has come up and was not warned of yet. Never raises."""
+        self.has_news = False
         if not self._shared.is_owned:
             return
         for kind in Kind:
