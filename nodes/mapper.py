@@ -135,6 +135,11 @@ class ReuseMapper(BaseNode[Any]):
             unit = self._take(running)
             try:
                 samples = self._samples(unit)
+            except SystemExit as error:
+                # a prefetching thread would die of it in silence, and its consumer wait for ever
+                if threading.current_thread() is threading.main_thread():
+                    raise
+                raise RuntimeError(f"build raised SystemExit({error.code!r})") from error
             finally:
                 self._fence.check()  # if the pass was broken off meanwhile, this is all in vain
             running.window.remove(unit)

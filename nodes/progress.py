@@ -1,5 +1,6 @@
 """Which items of a source were delivered, in whatever order, and where to go on from."""
 
+import copy
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -45,4 +46,8 @@ class Progress:
     def resume(self) -> tuple[Any, int, list[int]]:
         """Source state, how many items to skip, and which beyond them were delivered."""
         base, source_state = self._snapshots[0]
-        return source_state, self._complete - base, sorted(n - base for n in self._ahead)
+        return (
+            copy.deepcopy(source_state),
+            self._complete - base,
+            sorted(n - base for n in self._ahead),
+        )
