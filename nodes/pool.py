@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from reuseloader.fetcher import Fetcher
 from reuseloader.nodes import worker
 from reuseloader.nodes.worker import Request, WorkerInit
-from reuseloader.pickling import require_picklable
+from reuseloader.pickling import explain_pickling
 
 
 def process_context(context: str | BaseContext | None) -> BaseContext:
@@ -137,14 +137,7 @@ class ProcessPool:
             for _ in range(self._num_workers):  # an executor starts a process for each task
                 executor.submit(worker.send_all, ())
         except Exception as error:
-            require_picklable(
-                error,
-                build=self._fetcher.build,
-                save=self._fetcher.codec.save,
-                load=self._fetcher.codec.load,
-                finish=self._fetcher.finish,
-                worker_init_fn=self._worker_init_fn,
-            )
+            explain_pickling(error, **self._fetcher.parts, worker_init_fn=self._worker_init_fn)
             raise
         self._executor, self._stopper = executor, stopper
         self._end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)

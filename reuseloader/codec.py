@@ -72,7 +72,7 @@ def _reduced_view(tensor: torch.Tensor) -> Any:
 def _reduced_array(array: npt.NDArray[Any]) -> Any:
     # torch.save pickles by protocol 2, which writes an array as text and forgets its byte order
     if not array.dtype.isnative:
-        return as_dtype, (array.astype(array.dtype.newbyteorder("=")), array.dtype.str)
+        return as_dtype, (array.astype(array.dtype.newbyteorder("=")), array.dtype)
     if array.dtype in _TENSOR_DTYPES:
         if not (array.flags.c_contiguous and array.flags.writeable):
             array = array.copy(order="C")
@@ -90,7 +90,7 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return tensor.numpy()
 
 
-def as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+def as_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The array in its own byte order. Stored files name this function."""
     return array.astype(dtype)
 

@@ -107,12 +107,11 @@ class ReuseDataset(Dataset[Any]):
         return [self[item] for item in items]
 
     def _pair(self, item: Any) -> IndexEpoch:
-        if isinstance(item, IndexEpoch):
-            return item
-        index = exact_int("an index into ReuseDataset", item)
+        index, epoch = item if isinstance(item, IndexEpoch) else (item, self.epoch)
+        index = exact_int("an index into ReuseDataset", index)
         if not -self._size <= index < self._size:
             raise IndexError(f"index {index} is out of range for size {self._size}")
-        return IndexEpoch(index % self._size, self.epoch)
+        return IndexEpoch(index % self._size, epoch)
 
     def close(self) -> None:
         """Warn of what went wrong, if anything did, and release the store."""

@@ -72,6 +72,17 @@ class Fetcher:
         if self.policy.lifetime > 1 and isinstance(self.store, DirectoryStore):
             self._compare_with_last_run(self.store)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What must go along to a worker process, by the name of its argument."""
+        return {
+            "build": self.build,
+            "save": self.codec.save,
+            "load": self.codec.load,
+            "finish": self.finish,
+            "path": self.store,
+        }
+
     def fetch(self, pair: IndexEpoch) -> Any:
         """The sample of ``pair``, in its epoch."""
         return self.deliver(self.key(pair))

@@ -10,7 +10,7 @@ from reuseloader.dataset import ReuseDataset
 from reuseloader.epochs import EpochClock
 from reuseloader.fetcher import Build, Finish, StorePath
 from reuseloader.order import paired
-from reuseloader.pickling import require_picklable
+from reuseloader.pickling import explain_pickling
 from reuseloader.policy import ReusePolicy
 from reuseloader.sampler import ReuseSampler
 
@@ -79,7 +79,9 @@ class ReuseDataLoader(DataLoader[Any]):
             self._own_sampler._join(self._clock)
             options["sampler"] = self._own_sampler
         super().__init__(dataset, **options)
-        self._pass_order = _PassOrder(super()._index_sampler, self._own_sampler, self._clock)
+        self._pass_order = _PassOrder(
+            super()._index_sampler, self._own_sampler, self._clock, self.batch_sampler is not None
+        )
         self._newest: object = None  # stands for the newest pass, and does not keep it alive
 
     @property
@@ -114,7 +116,8 @@ class ReuseDataLoader(DataLoader[Any]):
         epoch = self._clock.begin(this)
         self._newest = this
         if self._own_sampler is None:
-            for sampler in (self.sampler, self.batch_sampler, _inner(self.batch_sampler)):
+            inner = getattr(self.batch_sampler, "sampler", None)
+            for sampler in {id(s): s for s in (self.sampler, self.batch_sampler, inner)}.values():
                 set_epoch = getattr(sampler, "set_epoch", None)
                 if set_epoch is not None:
                     set_epoch(epoch)
@@ -123,13 +126,9 @@ class ReuseDataLoader(DataLoader[Any]):
         except Exception as error:
             self._clock.end(this)
             if self.num_workers > 0:
-                fetcher = self.dataset._fetcher
-                require_picklable(
+                explain_pickling(
                     error,
-                    build=fetcher.build,
-                    save=fetcher.codec.save,
-                    load=fetcher.codec.load,
-                    finish=fetcher.finish,
+                    **self.dataset._fetcher.parts,
                     collate_fn=self.collate_fn,
                     worker_init_fn=self.worker_init_fn,
                 )
@@ -139,7 +138,8 @@ class ReuseDataLoader(DataLoader[Any]):
     def _index_sampler(self) -> Any:
         # DataLoader's iterators draw from this, and persistent ones draw from it again at every
         # pass. While DataLoader.__init__ runs there is no pass order yet.
-        return getattr(self, "_pass_order", None) or super()._index_sampler
+        pass_order = getattr(self, "_pass_order", None)
+        return super()._index_sampler if pass_order is None else pass_order
 
     def close(self) -> None:
         """End the newest pass and persistent workers, warn of what went wrong, close the store."""
@@ -163,10 +163,13 @@ class _PassOrder:
     The epoch is read when a pass begins, in ``iter``, so that a later pass does not change it.
     """
 
-    def __init__(self, source: Any, own: ReuseSampler | None, clock: EpochClock) -> None:
+    def __init__(
+        self, source: Any, own: ReuseSampler | None, clock: EpochClock, batched: bool
+    ) -> None:
         self._source = source
         self._own = own
         self._clock = clock
+        self._batched = batched
 
     def __len__(self) -> int:
         return len(self._source)
@@ -174,16 +177,14 @@ class _PassOrder:
     def __iter__(self) -> Iterator[Any]:
         epoch = self._clock.epoch
         if self._own is None:
+            if self._batched:  # by any iterable of indices
+                return ([paired(index, epoch) for index in batch] for batch in self._source)
             return (paired(item, epoch) for item in self._source)
         pairs: Iterator[Any] = self._own._pairs(epoch)
-        if self._source is self._own:
+        if not self._batched:
             return pairs
         batches = BatchSampler(cast(Any, pairs), self._source.batch_size, self._source.drop_last)
         return iter(batches)
-
-
-def _inner(batch_sampler: Any) -> Any:
-    return getattr(batch_sampler, "sampler", None)
 
 
 class _LoaderPass(Iterator[Any]):

@@ -42,10 +42,10 @@ class IndexEpoch(NamedTuple):
 
 
 def paired(item: Any, epoch: int) -> Any:
-    """Pair an index, or each of a list of indices, with an epoch; pairs stay as they are."""
+    """Pair an index, or each of a list or array of them, with an epoch; pairs stay as they are."""
     if isinstance(item, IndexEpoch):
         return item
-    if isinstance(item, (list, tuple)):
+    if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) > 0:
         return [paired(index, epoch) for index in item]
     return IndexEpoch(exact_int("index", item), epoch)
 

@@ -1,11 +1,19 @@
 """Which argument cannot go to a worker process?"""
 
+import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+_PICKLING_ERRORS = (pickle.PicklingError, AttributeError, TypeError)
 
-def require_picklable(cause: BaseException, **arguments: Any) -> None:
-    """Raise a TypeError from ``cause`` that names the first argument that cannot be pickled."""
+
+def explain_pickling(error: Exception, **arguments: Any) -> None:
+    """If ``error`` is one of pickling, raise a TypeError that names the argument at fault."""
+    # torch warns before it raises; with -W error it is the warning that comes out
+    if not isinstance(error, _PICKLING_ERRORS) and not isinstance(
+        error.__context__, _PICKLING_ERRORS
+    ):
+        return
     for name, value in arguments.items():
         try:
             ForkingPickler.dumps(value)
@@ -15,4 +23,4 @@ def require_picklable(cause: BaseException, **arguments: Any) -> None:
                 f"{value!r}. Make it a module-level function (functools.partial of one, or an "
                 f"instance of a module-level class, is fine too), or use "
                 f"multiprocessing_context='fork'"
-            ) from cause
+            ) from error

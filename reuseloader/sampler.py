@@ -16,7 +16,7 @@ class ReuseSampler(Sampler[IndexEpoch]):
 
     Each pass is the next epoch; it counts from its first pair on, since DataLoader and trainers
     call ``iter(sampler)`` more often than they use the result. `state_dict` describes the newest
-    iterator; a state is taken up by the next ``iter(sampler)``.
+    iterator; a loaded state is where the next pass begins.
 
     Args:
         size: the number of samples.
@@ -49,8 +49,7 @@ class ReuseSampler(Sampler[IndexEpoch]):
         return self._order.size
 
     def __iter__(self) -> Iterator[IndexEpoch]:
-        position, self._position = self._position, 0
-        self._newest = Pass(self._order, position)
+        self._newest = Pass(self._order, self._position)
         return self._run(self._newest)
 
     def _join(self, clock: EpochClock) -> None:
@@ -62,6 +61,7 @@ class ReuseSampler(Sampler[IndexEpoch]):
         return Pass(self._order).begin(epoch)
 
     def _run(self, this: Pass) -> Iterator[IndexEpoch]:
+        self._position = 0  # a place to go on from is used up by the first pass that begins
         try:
             yield from this.begin(self._clock.begin(this))
         finally:
