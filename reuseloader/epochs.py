@@ -73,6 +73,7 @@ class EpochClock:
         self._under_way = None
 
     def __getstate__(self) -> dict[str, Any]:
+        self._numbers()  # a rank's workers are to see the rank's epochs
         return {"shared": self._shared, "numbers": self._here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,154 @@
+"""Each example runs as it stands, with small settings, and says what it should.
+
+Warnings are errors there too. Nothing here depends on how long anything takes.
+"""
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(name: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # Python 3.12 and 3.13 warn of every fork beside a thread, as DataLoader's own workers are
+    ignored = ("-W", "ignore:This process:DeprecationWarning")
+    command = [sys.executable, "-W", "error", *ignored, EXAMPLES / name, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def output_of(name: str, *arguments: str | Path, cwd: Path) -> str:
+    done = run(name, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested_here():
+    """No example without a test."""
+    tested = {"curriculum.py", "digits.py", "swap_in.py", "varlen.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+SMALL_DIGITS = ("--epochs", "3", "--train-size", "40", "--batch-size", "8")
+
+
+def digits_rows(output: str) -> dict[int, list[str]]:
+    """Per lifetime, the columns of the table that do not depend on time."""
+    rows = {}
+    for line in output.splitlines():
+        if re.match(r" +\d+ .*\|", line):
+            lifetime, _, _, builds, hits, _, all_builds, all_hits, accuracy, *_ = line.split()
+            rows[int(lifetime)] = [builds, hits, all_builds, all_hits, accuracy]
+    return rows
+
+
+def test_digits_gives_the_same_training_with_both_loaders(tmp_path):
+    """A row for every lifetime, a plot, and the same builds and accuracies from both loaders."""
+    tables = []
+    for loader, cache in ("nodes", ()), ("dataloader", ("--cache", "kept")):
+        settings = (*SMALL_DIGITS, *cache, "--loader", loader, "--out", f"{loader}.png")
+        output = output_of("digits.py", *settings, cwd=tmp_path)
+        tables.append(digits_rows(output))
+        assert (tmp_path / f"{loader}.png").read_bytes().startswith(PNG)
+        assert re.search(r"a steady epoch at lifetime 4 costs [\d.]+ of one at lifetime 1", output)
+        assert re.search(r"test accuracy at equal builds, 60 samples: [\d.]+ %", output)
+    assert tables[0] == tables[1]
+    counts = {lifetime: row[:4] for lifetime, row in tables[0].items()}
+    assert counts == {
+        1: ["40", "0", "120", "0"],
+        2: ["20", "20", "80", "40"],
+        4: ["10", "30", "60", "60"],
+    }
+
+    # another run on what the last one kept builds less, and gives the same accuracy
+    assert len(list((tmp_path / "kept" / "lifetime-4").glob("*.pt"))) == 40
+    again = (*SMALL_DIGITS, "--cache", "kept", "--lifetime", "4", "--method", "thread")
+    row = digits_rows(output_of("digits.py", *again, cwd=tmp_path))[4]
+    assert int(row[2]) < 60
+    assert row[4] == tables[0][4][4]
+    assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
+
+
+def test_digits_refuses_a_single_epoch(tmp_path):
+    """There is no steady epoch then, and the message says so."""
+    done = run("digits.py", "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--epochs must be at least 2" in done.stderr
+
+
+def test_swap_in_changes_nothing_but_the_time(tmp_path):
+    """The graph with reuse delivers the ordinary stream, and resumes in mid-epoch."""
+    settings = ("--epochs", "3", "--size", "50", "--batch-size", "8")
+    output = output_of("swap_in.py", *settings, cwd=tmp_path)
+    assert "indices and labels: equal, in the same order, in all 3 epochs" in output
+    assert "samples: equal bit for bit" in output
+    assert re.search(r"resume: stopped after batch 3 of 7 of epoch 1, .* equal bit for bit", output)
+
+
+def test_curriculum_is_replayed(tmp_path):
+    """Every replay has the batches of the first run, and the whole one its weights."""
+    output = output_of("curriculum.py", "--epochs", "5", "--size", "50", cwd=tmp_path)
+    for replay, epochs in [
+        ("replay from an empty directory, other workers", "0 to 4"),
+        ("replay from a later epoch, directory of the first run", "2 to 4"),
+        ("replay from a later epoch, empty directory", "2 to 4"),
+    ]:
+        assert re.search(f"{replay}: all .* epochs {epochs} are equal bit for bit", output)
+    assert "weights after that replay: equal bit for bit" in output
+
+
+def test_varlen_learns_from_padded_batches(tmp_path):
+    """Lengths differ, both loaders agree, and the network learns to read digits."""
+    settings = ("--epochs", "5", "--size", "500", "--target", "40")
+    output = output_of("varlen.py", *settings, cwd=tmp_path)
+    low, high = map(int, re.search(r"epoch  0: (\d+) to (\d+) points", output).groups())
+    assert low < high
+    assert "nodes and ReuseDataLoader: equal batches in all 5 epochs" in output
+    assert re.search(r"test accuracy: [\d.]+ % of 1297 digits", output)
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_verdicts_can_fail():
+    """What an example claims is checked by it: other batches or builds end it with an error."""
+    batches = [{"index": torch.tensor([1, 2])}, {"index": torch.tensor([3])}]
+    others = [batches[0], {"index": torch.tensor([4])}]
+    swap_in = load("swap_in")
+    swap_in.require_equal("stream", batches, batches, "index")
+    with pytest.raises(SystemExit, match="FAILED: stream: batch 1 differs in 'index'"):
+        swap_in.require_equal("stream", batches, others, "index")
+    with pytest.raises(SystemExit, match="FAILED: stream: 2 batches against 1"):
+        swap_in.require_equal("stream", batches, batches[:1], "index")
+
+    curriculum = load("curriculum")
+    epochs = [curriculum.Epoch([checksum], torch.zeros(1), 0.0) for checksum in "abc"]
+    curriculum.require_equal("replay", epochs[1:], epochs)
+    with pytest.raises(SystemExit, match="FAILED: replay: the batches of epoch 1 differ"):
+        curriculum.require_equal("replay", [epochs[2], epochs[2]], epochs)
+
+    varlen = load("varlen")
+    with pytest.raises(SystemExit, match=r"FAILED: test accuracy .* is below 101 %"):
+        varlen.evaluate(varlen.PointNetwork(), argparse.Namespace(size=1700, target=101))
+
+    digits = load("digits")
+    settings = argparse.Namespace(seed=0, train_size=8, epochs=2)
+    run = digits.Run(4, [], digits.new_network(0), Path(), fresh=True, built=[8, 10])
+    digits.check_builds([run], settings)
+    for wrong in [8, 9], [8, 11]:
+        run.built = wrong
+        with pytest.raises(SystemExit, match=r"FAILED: lifetime 4 built .* it is \[8, 10\]"):
+            digits.check_builds([run], settings)
