@@ -4,6 +4,7 @@ import dataclasses
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import FORKS
@@ -400,3 +401,19 @@ def test_a_reset_in_the_thread_that_reads(tmp_path):
     thread.start()
     thread.join()
     assert passes == [[s[0] for s in expected_pass(graph.policy, e, SIZE)] for e in range(2)]
+
+
+@pytest.mark.parametrize("node", ["sampler", "with_epoch", "mapper"])
+def test_no_epoch_is_silently_empty(tmp_path, node):
+    """One long-lived thread that reads what another resets gets whole passes, or is told why not."""
+    graph = Graph(SIZE, with_epoch=node == "with_epoch")
+    root = graph.mapper(tmp_path) if node == "mapper" else graph.pairs()
+    loader = Loader(root)
+    with ThreadPoolExecutor(1) as reader:
+        for _ in range(3):
+            iterator = iter(loader)
+            try:
+                items = reader.submit(list, iterator).result()
+            except RuntimeError:
+                continue
+            assert len(items) == SIZE

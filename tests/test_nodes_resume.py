@@ -445,8 +445,9 @@ def test_nodes_by_themselves(tmp_path, graph):
 # Out of order, for certain
 
 
-@pytest.mark.parametrize("frequency", [0, 1, 3])
-@pytest.mark.parametrize("method", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("method", "frequency"), [("thread", 0), ("thread", 1), ("thread", 3), ("process", 3)]
+)
 def test_while_the_oldest_sample_is_still_built(tmp_path, method, frequency):
     """Out of order, a state with later samples delivered and older ones not loses none of them."""
     graph = Graph(
