@@ -131,14 +131,11 @@ def batched(samples: BaseNode[Sample], args: argparse.Namespace) -> Loader[Batch
 # --- The comparison ------------------------------------------------------------------------------
 
 
-def record(loader: Loader[Batch], epochs: int) -> tuple[list[list[Batch]], list[float]]:
-    """All batches of each epoch, and the seconds that each took."""
-    stream, seconds = [], []
-    for _ in range(epochs):
-        start = time.perf_counter()
-        stream.append(list(loader))
-        seconds.append(time.perf_counter() - start)
-    return stream, seconds
+def timed_pass(loader: Loader[Batch]) -> tuple[list[Batch], float]:
+    """All batches of the next epoch, and the seconds they took."""
+    start = time.perf_counter()
+    batches = list(loader)
+    return batches, time.perf_counter() - start
 
 
 def require_equal(what: str, one: Sequence[Batch], other: Sequence[Batch], *names: str) -> None:
@@ -152,25 +149,26 @@ def require_equal(what: str, one: Sequence[Batch], other: Sequence[Batch], *name
 
 
 def compare(args: argparse.Namespace, path: Path) -> list[list[Batch]]:
-    """Run both graphs over all epochs; returns what they delivered."""
-    plain, plain_seconds = record(batched(ordinary(args), args), args.epochs)
+    """Run both graphs over all epochs, in turns; returns what the one with reuse delivered."""
+    delivered, relative = [], []
     with reusing(args, path) as samples:
-        reused, reused_seconds = record(batched(samples, args), args.epochs)
-
-    print("epoch  ordinary  reusing")
-    for epoch, (slow, fast) in enumerate(zip(plain_seconds, reused_seconds, strict=True)):
-        print(f"{epoch:5}  {slow:6.2f} s  {fast:5.2f} s")
-    for epoch in range(args.epochs):
-        pair = plain[epoch], reused[epoch]
-        require_equal(f"order in epoch {epoch}", *pair, "index", "label")
-        require_equal(f"samples in epoch {epoch}", *pair, "field")
+        plain_loader, loader = batched(ordinary(args), args), batched(samples, args)
+        print("epoch  ordinary  reusing")
+        for epoch in range(args.epochs):
+            plain, plain_seconds = timed_pass(plain_loader)
+            reused, seconds = timed_pass(loader)
+            print(f"{epoch:5}  {plain_seconds:6.2f} s  {seconds:5.2f} s")
+            require_equal(f"order in epoch {epoch}", plain, reused, "index", "label")
+            require_equal(f"samples in epoch {epoch}", plain, reused, "field")
+            delivered.append(reused)
+            relative.append(seconds / plain_seconds)
     print(f"indices and labels: equal, in the same order, in all {args.epochs} epochs")
     print("samples: equal bit for bit")
-    relative = statistics.median(reused_seconds[1:]) / statistics.median(plain_seconds[1:])
     print(
-        f"time: a steady epoch takes {relative:.2f} of an ordinary one (lifetime {args.lifetime})"
+        f"time: a steady epoch takes {statistics.median(relative[1:]):.2f} of an ordinary one "
+        f"(lifetime {args.lifetime})"
     )
-    return reused
+    return delivered
 
 
 def resume(args: argparse.Namespace, path: Path, expected: list[list[Batch]]) -> None:
