@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from reuseloader.errors import ReuseError
-from reuseloader.names import name_of
+from reuseloader.names import full_name_of, name_of
 from reuseloader.record import codec_id
 from reuseloader.sample import require_cpu, smallest_failing
 
@@ -121,7 +121,7 @@ class Codec:
     @property
     def id(self) -> int:
         """The number of this codec in a trailer."""
-        return codec_id(name_of(self.save))
+        return codec_id(full_name_of(self.save))
 
     def encode(self, sample: Any) -> bytes:
         """What ``save`` wrote; ReuseError if that is nothing."""

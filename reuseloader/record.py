@@ -7,7 +7,7 @@ offset size field
 ====== ==== ===========================================================================
 0      8    magic ``REUSELDR``
 8      4    version of this layout, 1
-12     4    codec: XXH32 of the codec's name
+12     4    codec: XXH32 of the name of ``save`` and of its module
 16     8    generation
 24     8    seed of the sample
 32     8    lifetime

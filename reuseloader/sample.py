@@ -12,7 +12,7 @@ _DEEPEST = 100
 
 def require_cpu(sample: Any) -> None:
     """TypeError if a tensor anywhere in ``sample`` is not on the CPU."""
-    for place, tensor in _tensors("sample", sample):
+    for place, tensor in _tensors(sample):
         if tensor.device.type != "cpu":
             raise TypeError(
                 f"build must return tensors on the CPU, but {place} is on device "
@@ -35,12 +35,17 @@ def smallest_failing(sample: Any, attempt: Callable[[Any], object]) -> str:
     return f"{place}, of type {type(value).__qualname__}"
 
 
-def _tensors(place: str, value: Any, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor):
-        yield place, value
-    elif id(value) not in above:  # a sample may contain itself
-        for part_place, part in _parts(place, value):
-            yield from _tensors(part_place, part, (*above, id(value)))
+def _tensors(sample: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in the sample, with its place; a sample may share parts or contain itself."""
+    todo = [("sample", sample)]
+    seen = set()
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            yield place, value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            todo.extend(_parts(place, value))
 
 
 def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:

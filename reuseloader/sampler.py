@@ -30,7 +30,7 @@ class ReuseSampler(Sampler[IndexEpoch]):
     ) -> None:
         self._order = instance(ReusePolicy, "policy", policy).sample_order(size, shuffle=shuffle)
         self._clock = EpochClock(start_epoch)
-        self._position = 0  # where the next iterator begins
+        self._position = 0  # where the next pass begins
         self._newest: Pass | None = None
 
     @property
@@ -49,8 +49,8 @@ class ReuseSampler(Sampler[IndexEpoch]):
         return self._order.size
 
     def __iter__(self) -> Iterator[IndexEpoch]:
-        self._newest = Pass(self._order, self._position)
-        return self._run(self._newest)
+        self._newest = None
+        return self._run()
 
     def _join(self, clock: EpochClock) -> None:
         """Count with a loader's clock instead of an own one."""
@@ -60,8 +60,9 @@ class ReuseSampler(Sampler[IndexEpoch]):
         """The pairs of one pass that a loader counts."""
         return Pass(self._order).begin(epoch)
 
-    def _run(self, this: Pass) -> Iterator[IndexEpoch]:
-        self._position = 0  # a place to go on from is used up by the first pass that begins
+    def _run(self) -> Iterator[IndexEpoch]:
+        this = self._newest = Pass(self._order, self._position)
+        self._position = 0  # a loaded place is used up by the first pass that begins
         try:
             yield from this.begin(self._clock.begin(this))
         finally:
@@ -70,10 +71,8 @@ class ReuseSampler(Sampler[IndexEpoch]):
     def state_dict(self) -> dict[str, int]:
         """Where to go on, as a flat dict of ints: the newest iterator's place, or the next pass."""
         newest = self._newest
-        if newest is None:
+        if newest is None or newest.epoch is None:
             return self._order.state(self._clock.next_epoch, self._position)
-        if newest.epoch is None:
-            return self._order.state(self._clock.next_epoch, newest.position)
         if newest.position == len(self):
             return self._order.state(newest.epoch + 1, 0)
         return self._order.state(newest.epoch, newest.position)
