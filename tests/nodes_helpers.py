@@ -438,6 +438,15 @@ def flat(items: Any) -> list[Any]:
     return [items]
 
 
+def what_is_left(node: BaseNode[Any]) -> list[Any]:
+    """What a thread of a pass that was broken off still gets, until it is told that all is over."""
+    items = []
+    with suppress(StopIteration, RuntimeError):
+        while True:
+            items.append(next(node))
+    return items
+
+
 def listed(items: list[Any]) -> BaseNode[Any]:
     """A node of these items."""
     return IterableWrapper(items)

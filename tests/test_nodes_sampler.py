@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from nodes_helpers import loading, pairs_of
+from nodes_helpers import loading, pairs_of, what_is_left
 from torchdata.nodes import BaseNode, Loader, Prefetcher
 
 import reuseloader
@@ -209,7 +209,7 @@ def test_nobody_steals_from_a_new_pass():
         old.append(next(node))
         read.set()
         go.wait()
-        old.extend(node)
+        old.extend(what_is_left(node))
 
     thread = threading.Thread(target=left_over)
     thread.start()

@@ -16,6 +16,7 @@ from nodes_helpers import (
     listed,
     loading,
     sample_of,
+    what_is_left,
     with_key,
 )
 from torch.utils.data import (
@@ -128,7 +129,7 @@ def test_integers_of_any_type_become_plain(index):
         np.float32(1),
         torch.tensor(1.0),
         torch.tensor(True),
-        torch.tensor([1, 2]),
+        torch.tensor([1.0, 2.0]),
         "1",
         b"1",
         None,
@@ -142,10 +143,22 @@ def test_what_is_no_index_is_refused(item):
     """A TypeError shows the item, after what came before it."""
     node = WithEpoch(listed([0, item]))
     assert next(node) == IndexEpoch(0, 0)
-    shown = item[1] if isinstance(item, list) else item
+    shown = item[1] if isinstance(item, list) else next(iter(item)) if is_array(item) else item
     with pytest.raises(TypeError, match="index") as caught:
         next(node)
     assert repr(shown) in str(caught.value)
+
+
+def is_array(item):
+    return getattr(item, "ndim", 0) > 0
+
+
+@pytest.mark.parametrize("batch", [np.array([2, 0]), torch.tensor([2, 0])], ids=["numpy", "torch"])
+def test_arrays_are_batches(batch):
+    """A sampler that yields arrays of indices gives lists of pairs, of plain ints."""
+    items = list(WithEpoch(listed([batch, batch[:0]])))
+    assert items == [pairs([2, 0], 0), []]
+    assert plain(items)
 
 
 def test_pairs_stay_as_they_are():
@@ -253,7 +266,7 @@ def test_nobody_steals_from_a_new_pass():
         old.append(next(node))
         read.set()
         go.wait()
-        old.extend(node)
+        old.extend(what_is_left(node))
 
     thread = threading.Thread(target=left_over)
     thread.start()
