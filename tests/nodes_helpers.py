@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetcher, SamplerWrapper
 
@@ -414,6 +416,31 @@ def loading(root: BaseNode[Any]) -> Iterator[Loader[Any]]:
     finally:
         if isinstance(root, Prefetcher):
             vars(root).clear()
+
+
+INLINE = Graph()
+THREADS = Graph(workers=2)
+PROCESSES = Graph(workers=2, method="process", context="fork")
+MODES = {"inline": INLINE, "threads": THREADS, "processes": PROCESSES}
+all_modes = pytest.mark.parametrize("graph", MODES.values(), ids=MODES.keys())
+
+
+def variant(graph: Graph, **changes: Any) -> Graph:
+    return dataclasses.replace(graph, **changes)
+
+
+def passes_are_right(
+    graph: Graph, epochs: int, path: Any, build: Any = sample_of, **options: Any
+) -> None:
+    """The first passes of a new pipeline are those of the closed form."""
+    with graph.loader(path, build, **options) as loader:
+        for epoch in range(epochs):
+            assert flat(list(loader)) == expected_pass(graph.policy, epoch, graph.size)
+
+
+def told(error: BaseException) -> str:
+    """All that a user sees of an error."""
+    return "".join(traceback.format_exception(error))
 
 
 class ByPolicy(torch.utils.data.Sampler[int]):

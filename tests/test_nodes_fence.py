@@ -18,6 +18,7 @@ from nodes_helpers import (
     loading,
     no_worker_is_left,
     sample_of,
+    variant,
     what_is_left,
 )
 from torchdata.nodes import BaseNode, Batcher, Loader, ParallelMapper, Prefetcher
@@ -32,15 +33,15 @@ THREADS = Graph(SIZE, batch=4, prefetch=2, workers=2)
 PROCESSES = Graph(SIZE, batch=4, prefetch=2, workers=2, method="process", context="fork")
 GRAPHS = [
     INLINE,
-    dataclasses.replace(INLINE, prebatch=3),
-    dataclasses.replace(INLINE, hop=2, batch=2, with_epoch=True),
+    variant(INLINE, prebatch=3),
+    variant(INLINE, hop=2, batch=2, with_epoch=True),
     THREADS,
-    dataclasses.replace(THREADS, in_order=False),
-    dataclasses.replace(THREADS, prebatch=3, batch=3),
-    dataclasses.replace(THREADS, hop=2, batch=2, with_epoch=True),
+    variant(THREADS, in_order=False),
+    variant(THREADS, prebatch=3, batch=3),
+    variant(THREADS, hop=2, batch=2, with_epoch=True),
     PROCESSES,
-    dataclasses.replace(PROCESSES, in_order=False, prebatch=2),
-    dataclasses.replace(PROCESSES, hop=4, batch=None, with_epoch=True),
+    variant(PROCESSES, in_order=False, prebatch=2),
+    variant(PROCESSES, hop=4, batch=None, with_epoch=True),
 ]
 
 
@@ -70,7 +71,7 @@ def gated(folder, graph, position=9, epoch=0):
 
 def single(graph):
     """The same graph without reuse: every epoch builds all, and a stuck build concerns one."""
-    return dataclasses.replace(graph, lifetime=1)
+    return variant(graph, lifetime=1)
 
 
 each_kind = pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_many_resets_during_a_slow_build(tmp_path, graph):
 def test_every_pass_is_broken_off(tmp_path, graph):
     """Several passes in a row that are each left in a slow build, all of them still running."""
     builds = [gated(tmp_path, graph, epoch=epoch) for epoch in range(2)]
-    graph = dataclasses.replace(graph, workers=4 if graph.workers else 0)
+    graph = variant(graph, workers=4 if graph.workers else 0)
     with graph.loader(tmp_path / "samples", EachOnce(builds)) as loader:
         for number in range(2):
             next(iter(loader))
@@ -311,9 +312,9 @@ def test_between_other_threads(tmp_path, workers):
 @pytest.mark.parametrize(
     "graph",
     [
-        dataclasses.replace(INLINE, lifetime=2),
-        dataclasses.replace(THREADS, prebatch=2, in_order=False),
-        dataclasses.replace(THREADS, with_epoch=True, hop=3),
+        variant(INLINE, lifetime=2),
+        variant(THREADS, prebatch=2, in_order=False),
+        variant(THREADS, with_epoch=True, hop=3),
     ],
     ids=str,
 )

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import threading
-import traceback
 import warnings
 from contextlib import contextmanager
 
@@ -37,24 +36,17 @@ from nodes_helpers import (
     sample_of,
     save_text,
     start_python,
+    told,
     torch_threads,
+    variant,
 )
 from torchdata.nodes import Loader
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
 FORK = Graph(workers=2, method="process", context="fork")
-SPAWN = dataclasses.replace(FORK, context="spawn")
-FORKSERVER = dataclasses.replace(FORK, context="forkserver")
-
-
-def variant(graph, **changes):
-    return dataclasses.replace(graph, **changes)
-
-
-def told(error):
-    """All that a user sees of an error."""
-    return "".join(traceback.format_exception(error))
+SPAWN = variant(FORK, context="spawn")
+FORKSERVER = variant(FORK, context="forkserver")
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from nodes_helpers import (
     new_generations,
     no_worker_is_left,
     run_python,
+    variant,
 )
 from torchdata.nodes import Batcher, IterableWrapper, Loader
 
@@ -245,7 +246,7 @@ def test_an_earlier_epoch_again(tmp_path, graph):
         for _ in range(7):
             list(loader)
     for start_epoch in (6, 3, 0):
-        again = dataclasses.replace(graph, start_epoch=start_epoch)
+        again = variant(graph, start_epoch=start_epoch)
         with again.loader(tmp_path) as loader:
             for epoch in range(start_epoch, start_epoch + 2):
                 assert flat(list(loader)) == expected_pass(graph.policy, epoch, graph.size)
@@ -561,7 +562,7 @@ def test_in_a_new_process(tmp_path):
 )
 def test_a_state_of_another_order_is_refused(tmp_path, graph, name, change):
     """The whole graph raises StateMismatchError with both values as soon as iter is called."""
-    other = dataclasses.replace(graph, **change)
+    other = variant(graph, **change)
     with other.loader(tmp_path / "other") as loader:
         next(iter(loader))
         state = loader.state_dict()

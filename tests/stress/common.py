@@ -107,6 +107,11 @@ PIPELINES: dict[str, dict[str, Any]] = {
         "multiprocessing_context": "fork",
         "max_concurrent": 16,
     },
+    "nodes, 2 processes, whole batches": {
+        "num_workers": 2,
+        "method": "process",
+        "multiprocessing_context": "fork",
+    },
 }
 
 
@@ -137,9 +142,14 @@ def pipeline(
             **options,
         )
         return loader, loader
-    node = ReuseSampler(size, policy, start_epoch=start_epoch)
-    mapper = ReuseMapper(node, build, path, policy, size=size, **options)
-    return Loader(Prefetcher(Batcher(mapper, batch, drop_last=False), 4)), mapper
+    node: Any = ReuseSampler(size, policy, start_epoch=start_epoch)
+    whole = "whole batches" in name
+    if whole:  # made in one worker, and sent
+        node = Batcher(node, batch, drop_last=False)
+    node = mapper = ReuseMapper(node, build, path, policy, size=size, **options)
+    if not whole:
+        node = Batcher(node, batch, drop_last=False)
+    return Loader(Prefetcher(node, 4)), mapper
 
 
 # --- places ---------------------------------------------------------------------------------------
