@@ -12,7 +12,8 @@ class Fence(Generic[P]):
     torchdata's prefetching threads are joined for about a second when a pass is broken off, and
     abandoned if a slow build holds them; they then go on pulling from the same nodes. A thread
     keeps the pass that it read first, until it resets the node itself; once that is no longer the
-    node's pass, the thread is told that the pass is over.
+    node's pass, reading is an error. (An abandoned thread puts it where nobody looks; to a thread
+    that lives across resets, StopIteration would be a silently empty epoch.)
     """
 
     def __init__(self) -> None:
@@ -35,8 +36,11 @@ class Fence(Generic[P]):
         return mine
 
     def check(self) -> P:
-        """The pass that this thread reads; StopIteration if it is over."""
+        """The pass that this thread reads; RuntimeError if it was ended by a reset."""
         mine = self.mine()
         if mine is not self._current:
-            raise StopIteration
+            raise RuntimeError(
+                "the pass that this thread reads was ended by a reset in another thread: read each "
+                "pass in the thread that began it, or in a new one"
+            )
         return mine

@@ -10,10 +10,12 @@ from typing import Any, Literal, Self
 from torchdata.nodes import BaseNode
 
 from reuseloader.codec import Load, Save
+from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import MISS, Build, Fetcher, Finish, StorePath
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
 from reuseloader.nodes.progress import Progress
+from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
@@ -89,6 +91,7 @@ class ReuseMapper(BaseNode[Any]):
         self._snapshot_frequency = int_at_least(0, "snapshot_frequency", snapshot_frequency)
         self._group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
         worker_init_fn = callable_or_none("worker_init_fn", worker_init_fn)
+        _require_policy(source, policy)
         self._fetcher = Fetcher(
             build,
             path,
@@ -117,7 +120,7 @@ class ReuseMapper(BaseNode[Any]):
         self._fetcher.tally.warn()
         if self._pool is not None:
             self._pool.start()
-        state = initial_state or {self.SOURCE_KEY: None, self.SKIP_KEY: 0, self.AHEAD_KEY: []}
+        state = self._checked(initial_state)
         with self._pulling:  # waits for a thread of the pass before that is pulling just now
             self.source.reset(state[self.SOURCE_KEY])
             progress = Progress(
@@ -127,6 +130,17 @@ class ReuseMapper(BaseNode[Any]):
         if before is not None:
             before.cancel()
 
+    def _checked(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        if state is None:
+            return {self.SOURCE_KEY: None, self.SKIP_KEY: 0, self.AHEAD_KEY: []}
+        numbers = [state.get(self.SKIP_KEY), *(state.get(self.AHEAD_KEY) or ())]
+        if state.get(self.SOURCE_KEY) is None or any(type(n) is not int or n < 0 for n in numbers):
+            raise StateMismatchError(
+                f"the state must be one of ReuseMapper, with {self.SOURCE_KEY}, {self.SKIP_KEY} "
+                f"and {self.AHEAD_KEY}, got {state!r}. Load it into a graph of the same nodes"
+            )
+        return state
+
     def next(self) -> Any:
         """The next sample, or list of samples."""
         running = self._fence.check()
@@ -135,11 +149,11 @@ class ReuseMapper(BaseNode[Any]):
             unit = self._take(running)
             try:
                 samples = self._samples(unit)
-            except SystemExit as error:
+            except (KeyboardInterrupt, SystemExit) as error:
                 # a prefetching thread would die of it in silence, and its consumer wait for ever
                 if threading.current_thread() is threading.main_thread():
                     raise
-                raise RuntimeError(f"build raised SystemExit({error.code!r})") from error
+                raise RuntimeError(f"build raised {error!r}") from error
             finally:
                 self._fence.check()  # if the pass was broken off meanwhile, this is all in vain
             running.window.remove(unit)
@@ -234,6 +248,14 @@ class ReuseMapper(BaseNode[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _require_policy(source: Any, policy: Any) -> None:
+    """The sampler upstream, if there is one, must go by the same rule."""
+    while source is not None:
+        if isinstance(source, ReuseSampler) and source.policy != policy:
+            raise ValueError(f"policy must be that of source, {source.policy!r}, got {policy!r}")
+        source = getattr(source, "source", None)
 
 
 class _Unit:

@@ -1,6 +1,7 @@
 """The workers of ReuseMapper: threads or processes, on the standard library's executors."""
 
 import multiprocessing
+import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -27,6 +28,19 @@ def process_context(context: str | BaseContext | None) -> BaseContext:
     )
 
 
+_open_pools: "weakref.WeakSet[ThreadPool | ProcessPool]" = weakref.WeakSet()
+
+
+def _end_open_pools() -> None:
+    for pool in tuple(_open_pools):
+        pool.end()
+
+
+# concurrent.futures carries out all that was submitted before the interpreter may leave, and atexit
+# comes too late to prevent that. Its own hook was registered before this one and runs after it.
+threading._register_atexit(_end_open_pools)  # type: ignore[attr-defined]
+
+
 class Pool(Protocol):
     """Takes groups of requests and makes them all in one worker."""
 
@@ -49,21 +63,24 @@ class ThreadPool:
     def __init__(
         self, fetcher: Fetcher, num_workers: int, worker_init_fn: WorkerInit | None
     ) -> None:
-        self._setup = _ThreadSetup(fetcher, worker_init_fn)
+        self._fetcher = fetcher
+        self._worker_init_fn = worker_init_fn
         self._num_workers = num_workers
         self._executor: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
         """Have an executor; its threads start when they are needed."""
         if self._executor is None:
+            self._setup = _ThreadSetup(self._fetcher, self._worker_init_fn)
             self._executor = ThreadPoolExecutor(
                 self._num_workers,
                 thread_name_prefix="ReuseMapper",
                 initializer=self._setup.start,
             )
-            self._end = weakref.finalize(
+            self.end = weakref.finalize(
                 self, self._executor.shutdown, wait=False, cancel_futures=True
             )
+            _open_pools.add(self)
 
     def submit(self, requests: Sequence[Request]) -> Future[Any]:
         """Begin to make ``requests`` in a thread."""
@@ -76,7 +93,7 @@ class ThreadPool:
     def close(self) -> None:
         """Wait for running builds and end the threads."""
         if self._executor is not None:
-            self._end.detach()
+            self.end.detach()
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
 
@@ -96,8 +113,7 @@ class _ThreadSetup:
             try:
                 self._worker_init_fn(worker_id)
             except Exception as error:  # an executor would swallow it
-                error.add_note(f"in worker_init_fn of worker {worker_id}")
-                self._failure = error
+                self._failure = worker.init_failure(error, worker_id)
 
     def perform_all(self, requests: Sequence[Request]) -> list[Any]:
         if self._failure is not None:
@@ -140,7 +156,8 @@ class ProcessPool:
             explain_pickling(error, **self._fetcher.parts, worker_init_fn=self._worker_init_fn)
             raise
         self._executor, self._stopper = executor, stopper
-        self._end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)
+        self.end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)
+        _open_pools.add(self)
 
     def submit(self, requests: Sequence[Request]) -> Future[Any]:
         """Begin to make ``requests`` in a process."""
@@ -164,7 +181,7 @@ class ProcessPool:
     def close(self) -> None:
         """End the processes, those that build after a few seconds at the latest."""
         if self._executor is not None:
-            self._end.detach()
+            self.end.detach()
             _end_processes(self._executor, self._stopper, wait=True)
             self._executor = None
 

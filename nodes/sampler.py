@@ -14,7 +14,8 @@ from reuseloader.validate import instance, int_at_least
 class ReuseSampler(BaseNode[IndexEpoch]):
     """Yields each of ``size`` indices once an epoch, paired with that epoch.
 
-    Each reset without a state is the next epoch. The state is a flat dict of ints.
+    Each reset without a state is the next epoch, and so is one with a state of an ended epoch:
+    torchdata's Loader would otherwise report that state for ever. The state is a flat dict of ints.
 
     Args:
         size: the number of samples.
@@ -34,6 +35,7 @@ class ReuseSampler(BaseNode[IndexEpoch]):
         self, size: int, policy: ReusePolicy, *, start_epoch: int = 0, shuffle: bool = True
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.policy = policy
         self._order = instance(ReusePolicy, "policy", policy).sample_order(size, shuffle=shuffle)
         self._next_epoch = int_at_least(0, "start_epoch", start_epoch)
         self._fence: Fence[_Running] = Fence()

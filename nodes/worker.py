@@ -61,13 +61,11 @@ class BuildRequest(NamedTuple):
     def send(self, fetcher: Fetcher) -> bytes | None:
         """Build and store it; nothing need travel unless it is not stored."""
         sample, stored = self._build(fetcher)
-        return None if stored else fetcher.codec.encode(sample)
+        return None if stored else fetcher.encode(self.key, sample)
 
     def receive(self, fetcher: Fetcher, parcel: bytes | None) -> Any:
         """The built sample."""
-        return (
-            fetcher.read(self.key) if parcel is None else fetcher.codec.decode(memoryview(parcel))
-        )
+        return fetcher.read(self.key) if parcel is None else fetcher.decode(self.key, parcel)
 
     def deliver(self, fetcher: Fetcher, made: Any) -> Any:
         """Finish what was built, or what is stored."""
@@ -141,8 +139,15 @@ def start(
         if worker_init_fn is not None:
             worker_init_fn(worker_id)
     except Exception as error:
-        error.add_note(f"in worker_init_fn of worker {worker_id}")
-        _failure = error
+        _failure = init_failure(error, worker_id)
+
+
+def init_failure(error: Exception, worker_id: int) -> Exception:
+    """What the tasks of a worker raise if its ``worker_init_fn`` raised ``error``."""
+    if isinstance(error, StopIteration):  # as it is, it would end the pass in silence
+        error = RuntimeError(f"worker_init_fn raised {error!r}")
+    error.add_note(f"in worker_init_fn of worker {worker_id}")
+    return error
 
 
 def _end_with_the_mapper(stop: connection.Connection) -> None:

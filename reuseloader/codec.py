@@ -135,6 +135,6 @@ class Codec:
             )
         return payload
 
-    def decode(self, payload: memoryview) -> Any:
+    def decode(self, payload: bytes | memoryview) -> Any:
         """What ``load`` makes of exactly the bytes that ``save`` wrote."""
         return self.load(io.BytesIO(payload))

@@ -110,7 +110,16 @@ class Fetcher:
             record = self.store.read(key.index)
             if record is None:
                 return MISS
-            return self.codec.decode(unseal(record, self._stamp(key)))
+            payload = unseal(record, self._stamp(key))
+        except Exception as error:
+            self._count(Kind.UNREADABLE, key, error)
+            return MISS
+        return self.decode(key, payload)
+
+    def decode(self, key: ReuseKey, payload: bytes | memoryview) -> Any:
+        """The sample of a payload, or MISS if it cannot be loaded."""
+        try:
+            return self.codec.decode(payload)
         except Exception as error:
             self._count(Kind.UNREADABLE, key, error)
             return MISS
@@ -148,13 +157,17 @@ class Fetcher:
         """Store a built sample unless this is its last use; return whether it is stored."""
         if self.policy.is_last_use(key):
             return False
-        payload = _call("save", key, self.codec.encode, sample)
+        payload = self.encode(key, sample)
         try:
             self.store.write(key.index, seal(payload, self._stamp(key)))
         except Exception as error:
             self._count(Kind.UNSAVED, key, error)
             return False
         return True
+
+    def encode(self, key: ReuseKey, sample: Any) -> bytes:
+        """The payload of a sample."""
+        return _call("save", key, self.codec.encode, sample)  # type: ignore[no-any-return]
 
     def finished(self, key: ReuseKey, sample: Any) -> Any:
         """The sample after the cheap last part, which gets the key of the present use."""
@@ -182,7 +195,9 @@ class Fetcher:
         if exhausted or isinstance(error, (MemoryError, ReuseError)):
             error.add_note(f"{_where(key)}, at {self._place(key)}")
             raise error
-        reason = error if isinstance(error, DamagedError) else f"{type(error).__name__}: {error}"
+        reason = str(error).partition("\n")[0]
+        if not isinstance(error, DamagedError):
+            reason = f"{type(error).__name__}: {reason}"
         self.tally.note(kind, self._place(key), reason)
 
     def _place(self, key: ReuseKey) -> str:

@@ -8,6 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from reuseloader.codec import Load, Save
 from reuseloader.dataset import ReuseDataset
 from reuseloader.epochs import EpochClock
+from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import Build, Finish, StorePath
 from reuseloader.order import paired
 from reuseloader.pickling import explain_pickling
@@ -109,6 +110,8 @@ class ReuseDataLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on with the epoch of ``state``, from its start."""
+        if not isinstance(state, Mapping) or "epoch" not in state:
+            raise StateMismatchError(f"the state must be a dict with an int epoch, got {state!r}")
         self.set_epoch(state["epoch"])
 
     def __iter__(self) -> "Iterator[Any]":  # type: ignore[override]  # DataLoader's, watched

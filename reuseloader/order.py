@@ -192,11 +192,14 @@ class SampleOrder:
                     f"{name} = {here!r}. Load it into a sampler made with the same arguments"
                 )
         epoch, position = state.get(self.EPOCH_KEY), state.get(self.POSITION_KEY)
-        if type(epoch) is not int or type(position) is not int or not 0 <= position <= self.size:
+        if type(epoch) is not int or epoch < 0:
+            raise StateMismatchError(f"the state must have an int epoch >= 0, got {epoch!r}")
+        if type(position) is not int or not 0 <= position <= self.size:
             raise StateMismatchError(
-                f"the state must have an int epoch and an int position from 0 to {self.size}, got "
-                f"{epoch!r} and {position!r}"
+                f"the state must have an int position from 0 to {self.size}, got {position!r}"
             )
+        if position == self.size:  # an ended pass: go on with the next
+            return epoch + 1, 0
         return epoch, position
 
     def _settings(self) -> dict[str, int]:

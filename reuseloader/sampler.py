@@ -79,9 +79,6 @@ class ReuseSampler(Sampler[IndexEpoch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there with the next ``iter``; StateMismatchError if it is of another order."""
-        epoch, position = self._order.read_state(state)
-        if position == len(self):
-            epoch, position = epoch + 1, 0
+        epoch, self._position = self._order.read_state(state)
         self._clock.set(epoch)
-        self._position = position
         self._newest = None

@@ -25,8 +25,8 @@ class Kind(IntEnum):
 
 
 _RULES = {
-    Kind.UNREADABLE: "could not be read and were built anew",
-    Kind.UNSAVED: "could not be stored and will be built anew at their next use",
+    Kind.UNREADABLE: "stored samples could not be read and were built anew",
+    Kind.UNSAVED: "samples could not be stored and will be built anew at their next use",
 }
 
 
@@ -49,7 +49,7 @@ class Tally:
         self.worker: int | None = None  # the number that a worker of ReuseMapper has
         self.has_news = False  # something was noted by this process
 
-    def note(self, kind: Kind, place: str, reason: object) -> None:
+    def note(self, kind: Kind, place: str, reason: str) -> None:
         """Count one case; the first of this process is kept as text."""
         if self.worker is None and self._shared.is_foreign:  # a rank warns for itself
             self._own()
@@ -90,7 +90,7 @@ class Tally:
                     bytes(self._texts[row % _SLOTS, kind]).rstrip(b"\0").decode("utf-8", "replace")
                 )
                 message = (
-                    f"{self.count(kind)} stored samples {_RULES[kind]} so far, the first: {first}. "
+                    f"{self.count(kind)} {_RULES[kind]} so far, the first: {first}. "
                     f"This is said once; the samples delivered are right"
                 )
                 try:

@@ -70,7 +70,7 @@ def test_a_record_is_these_bytes():
 
 
 def test_a_stored_file_is_these_bytes(tmp_path):
-    """The file of a sample is the record of its policy and fingerprint, and of its save function."""
+    """The file of a sample is the record of its policy, fingerprint and save function."""
     policy = ReusePolicy(3, 7)
     with ReuseDataset(
         raw_build, 9, tmp_path, policy, fingerprint="données", save=write_raw, load=read_raw

@@ -280,7 +280,7 @@ class Rounds:
             if last.event == "error":
                 self.report.count("errors raised for a dead worker")
             else:  # between two passes nobody misses it: the next one has new workers
-                self.report.expect(last.event == "end", "hangs", f"{case}: {last}")
+                self.report.expect(last.event == "end", "hangs", f"{case}: neither error nor end")
         else:
             while killed.read(0) is not None:
                 pass
