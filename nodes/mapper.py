@@ -91,7 +91,7 @@ class ReuseMapper(BaseNode[Any]):
         self._snapshot_frequency = int_at_least(0, "snapshot_frequency", snapshot_frequency)
         self._group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
         worker_init_fn = callable_or_none("worker_init_fn", worker_init_fn)
-        _require_policy(source, policy)
+        _require_policy(source, instance(ReusePolicy, "policy", policy))
         self._fetcher = Fetcher(
             build,
             path,
@@ -195,6 +195,8 @@ class ReuseMapper(BaseNode[Any]):
             except Exception as error:  # StopIteration too; raised once all before it is delivered
                 running.error = error
                 running.ended = True
+                if isinstance(error, StopIteration):  # an ended pass has a state without a rest
+                    running.progress.snapshot(self.source.state_dict())
         return unit
 
     def _request(self, item: Any) -> Request:
@@ -250,7 +252,7 @@ class ReuseMapper(BaseNode[Any]):
         self.close()
 
 
-def _require_policy(source: Any, policy: Any) -> None:
+def _require_policy(source: Any, policy: ReusePolicy) -> None:
     """The sampler upstream, if there is one, must go by the same rule."""
     while source is not None:
         if isinstance(source, ReuseSampler) and source.policy != policy:

@@ -31,14 +31,14 @@ def process_context(context: str | BaseContext | None) -> BaseContext:
 _open_pools: "weakref.WeakSet[ThreadPool | ProcessPool]" = weakref.WeakSet()
 
 
-def _end_open_pools() -> None:
+def _close_open_pools() -> None:
     for pool in tuple(_open_pools):
-        pool.end()
+        pool.close()
 
 
 # concurrent.futures carries out all that was submitted before the interpreter may leave, and atexit
 # comes too late to prevent that. Its own hook was registered before this one and runs after it.
-threading._register_atexit(_end_open_pools)  # type: ignore[attr-defined]
+threading._register_atexit(_close_open_pools)  # type: ignore[attr-defined]
 
 
 class Pool(Protocol):
@@ -77,7 +77,7 @@ class ThreadPool:
                 thread_name_prefix="ReuseMapper",
                 initializer=self._setup.start,
             )
-            self.end = weakref.finalize(
+            self._end = weakref.finalize(
                 self, self._executor.shutdown, wait=False, cancel_futures=True
             )
             _open_pools.add(self)
@@ -93,7 +93,7 @@ class ThreadPool:
     def close(self) -> None:
         """Wait for running builds and end the threads."""
         if self._executor is not None:
-            self.end.detach()
+            self._end.detach()
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
 
@@ -156,7 +156,7 @@ class ProcessPool:
             explain_pickling(error, **self._fetcher.parts, worker_init_fn=self._worker_init_fn)
             raise
         self._executor, self._stopper = executor, stopper
-        self.end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)
+        self._end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)
         _open_pools.add(self)
 
     def submit(self, requests: Sequence[Request]) -> Future[Any]:
@@ -181,7 +181,7 @@ class ProcessPool:
     def close(self) -> None:
         """End the processes, those that build after a few seconds at the latest."""
         if self._executor is not None:
-            self.end.detach()
+            self._end.detach()
             _end_processes(self._executor, self._stopper, wait=True)
             self._executor = None
 

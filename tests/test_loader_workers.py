@@ -1,6 +1,7 @@
 """ReuseDataLoader with worker processes: start methods, what cannot be sent, and death."""
 
 import functools
+import gc
 import os
 import pickle
 import signal
@@ -456,6 +457,7 @@ def test_passes_open_no_descriptors(workers, store):
         multiprocessing_context="fork" if workers else None,
     )
     list(loader)
+    gc.collect()  # what earlier tests left must not end, or last, within this one
     before = descriptors()
     for _ in range(10):
         for batch in loader:

@@ -40,15 +40,21 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def make_directory(self):
         self.path = Path(tempfile.mkdtemp(prefix="reuseloader-test-"))
-        self.stored = {}  # index -> (settings, generation) of a sound record
-        self.files = set()  # indices that have a file, sound or not
-        self.sound = set()  # indices whose file is a sound record, of whatever stamp
+        self.files = {}  # index -> what its file is the record of, or None if it is damaged
         self.built = []
         self.start(2, 0, "")
 
     def build(self, key):
         self.built.append(key)
         return sample_of(key)
+
+    def file(self, index):
+        return self.path / f"{index:08}.pt"
+
+    def draw_file(self, data, *, sound=False):
+        """The index of a file that there is, and is sound if it must be."""
+        indices = [index for index, record in self.files.items() if record or not sound]
+        return data.draw(st.sampled_from(sorted(indices)))
 
     @rule(lifetime=st.integers(1, 5), seed=st.integers(0, 1), fingerprint=st.sampled_from("ab"))
     def start(self, lifetime, seed, fingerprint):
@@ -59,68 +65,55 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(index=INDICES, epoch=st.integers(0, 9))
     def fetch(self, index, epoch):
         key = self.dataset.policy.key(index, epoch)
-        record = self.settings, key.generation
+        record = index, key.generation, self.settings
         with Caught():
             sample = self.dataset[IndexEpoch(index, epoch)]
         assert bits(sample) == bits(sample_of(key.first))
-        if self.settings[0] > 1 and self.stored.get(index) == record:
+        if self.settings[0] > 1 and self.files.get(index) == record:
             assert self.built == []
         else:
             assert self.built == [key.first]
             if not self.dataset.policy.is_last_use(key):
-                self.stored[index] = record
-                self.files.add(index)
-                self.sound.add(index)
+                self.files[index] = record
         self.built.clear()
 
-    @precondition(lambda self: self.files)
-    @rule(
-        data=st.data(),
-        kind=st.sampled_from(sorted(DAMAGES)),
-    )
+    @precondition(lambda self: any(self.files.values()))
+    @rule(data=st.data(), kind=st.sampled_from(sorted(DAMAGES)))
     def damage(self, data, kind):
-        index = data.draw(st.sampled_from(sorted(self.files)))
-        if index in self.sound:  # or half of twice a record would be sound again
-            DAMAGES[kind](self.path / f"{index:08}.pt")
-            self.stored.pop(index, None)
-            self.sound.remove(index)
+        index = self.draw_file(data, sound=True)  # half of twice a record would be sound again
+        DAMAGES[kind](self.file(index))
+        self.files[index] = None
 
-    @precondition(lambda self: self.files)
+    @precondition(lambda self: any(self.files.values()))
     @rule(data=st.data(), bit=st.integers(0, 7))
     def flip(self, data, bit):
-        index = data.draw(st.sampled_from(sorted(self.files)))
-        path = self.path / f"{index:08}.pt"
-        content = bytearray(path.read_bytes())
-        if index in self.sound:
-            content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << bit
-            path.write_bytes(content)
-            self.stored.pop(index, None)
-            self.sound.remove(index)
+        index = self.draw_file(data, sound=True)
+        content = bytearray(self.file(index).read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << bit
+        self.file(index).write_bytes(content)
+        self.files[index] = None
 
     @precondition(lambda self: self.files)
     @rule(data=st.data())
     def delete(self, data):
-        index = data.draw(st.sampled_from(sorted(self.files)))
-        (self.path / f"{index:08}.pt").unlink()
-        self.files.remove(index)
-        self.stored.pop(index, None)
-        self.sound.discard(index)
+        index = self.draw_file(data)
+        self.file(index).unlink()
+        del self.files[index]
 
     @precondition(lambda self: self.files)
     @rule(data=st.data(), other=INDICES)
     def copy_over(self, data, other):
-        index = data.draw(st.sampled_from(sorted(self.files)))
+        index = self.draw_file(data)
         if index != other:
-            shutil.copy(self.path / f"{index:08}.pt", self.path / f"{other:08}.pt")
-            self.files.add(other)
-            self.stored.pop(other, None)
-            (self.sound.add if index in self.sound else self.sound.discard)(other)
+            shutil.copy(self.file(index), self.file(other))
+            self.files[other] = self.files[index]
 
     @invariant()
     def the_audit_agrees(self):
         found = check(DirectoryStore(self.path), size=4)
         assert found.samples == len(self.files)
-        assert set(found.damaged) == {f"{i:08}.pt" for i in self.files - self.sound}
+        damaged = {self.file(index).name for index, record in self.files.items() if not record}
+        assert set(found.damaged) == damaged
         assert found.temps == found.strays == []
 
     def teardown(self):
