@@ -153,7 +153,9 @@ class ProcessPool:
             for _ in range(self._num_workers):  # an executor starts a process for each task
                 executor.submit(worker.send_all, ())
         except Exception as error:
-            explain_pickling(error, **self._fetcher.parts, worker_init_fn=self._worker_init_fn)
+            explain_pickling(
+                error, self._context, **self._fetcher.parts, worker_init_fn=self._worker_init_fn
+            )
             raise
         self._executor, self._stopper = executor, stopper
         self._end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)

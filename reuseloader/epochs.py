@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reuseloader.shared import SharedBytes
+from reuseloader.shared import SharedBytes, settle_before_fork
 from reuseloader.validate import int_at_least
 
 
@@ -21,6 +21,7 @@ class EpochClock:
         self._own((epoch, epoch))
 
     def _own(self, numbers: tuple[int, int]) -> None:
+        settle_before_fork(self)
         self._shared = SharedBytes(16)
         self._live = self._shared.view("int64")  # epoch and next epoch, as workers see them
         self._under_way: object = None
@@ -29,9 +30,13 @@ class EpochClock:
     def _move(self, epoch: int, next_epoch: int) -> None:
         self._live[:] = self._here = epoch, next_epoch
 
-    def _numbers(self) -> npt.NDArray[np.int64]:
-        if self._shared.is_foreign:  # a rank goes on with what it was handed, by itself
+    def settle(self) -> None:
+        """A rank goes on with the epoch it was handed, by itself."""
+        if self._shared.is_foreign:
             self._own(self._here)
+
+    def _numbers(self) -> npt.NDArray[np.int64]:
+        self.settle()
         return self._live
 
     @property
@@ -52,7 +57,7 @@ class EpochClock:
     def set(self, epoch: int) -> None:
         """Give the next pass this epoch."""
         epoch = int_at_least(0, "epoch", epoch)
-        self._numbers()
+        self.settle()
         self._move(epoch, epoch)
         self._under_way = None
 
@@ -73,10 +78,11 @@ class EpochClock:
         self._under_way = None
 
     def __getstate__(self) -> dict[str, Any]:
-        self._numbers()  # a rank's workers are to see the rank's epochs
+        self.settle()  # a rank's workers are to see the rank's epochs
         return {"shared": self._shared, "numbers": self._here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        settle_before_fork(self)
         self._shared = state["shared"]
         self._live = self._shared.view("int64")
         self._under_way = None

@@ -207,9 +207,11 @@ class Fetcher:
     def _compare_with_last_run(self, store: DirectoryStore) -> None:
         size, name, fingerprint = self.size, name_of(self.build), self._fingerprint.hex()
         before = store.read_book()
-        if before.get("fingerprint") == fingerprint:
-            if size is None:
-                size = before.get("size")
+        same = before.get("fingerprint") == fingerprint
+        if same and size is None:
+            size = before.get("size")
+        store.write_book({"fingerprint": fingerprint, "size": size, "build": name})
+        if same:
             size_before = size if before.get("size") is None else before["size"]
             if (size_before, before.get("build")) != (size, name):
                 warnings.warn(
@@ -220,7 +222,6 @@ class Fetcher:
                     ReuseWarning,
                     stacklevel=4,
                 )
-        store.write_book({"fingerprint": fingerprint, "size": size, "build": name})
 
 
 def _checked_build(build: Any) -> Build:

@@ -1,5 +1,6 @@
 """A DataLoader over a ReuseDataset that counts its epochs."""
 
+import multiprocessing
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, cast
 
@@ -131,6 +132,7 @@ class ReuseDataLoader(DataLoader[Any]):
             if self.num_workers > 0:
                 explain_pickling(
                     error,
+                    self.multiprocessing_context or multiprocessing.get_context(),
                     **self.dataset._fetcher.parts,
                     collate_fn=self.collate_fn,
                     worker_init_fn=self.worker_init_fn,

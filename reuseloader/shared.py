@@ -1,12 +1,36 @@
 """Memory that the processes of one loader share: a few numbers, no locks, any start method."""
 
 import os
-from typing import Any
+import weakref
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
+
+
+class Holder(Protocol):
+    """Something that keeps its numbers in `SharedBytes`."""
+
+    def settle(self) -> None:
+        """In a process that was handed the memory and is no worker: have memory of its own."""
+
+
+_holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
+
+
+def settle_before_fork(holder: Holder) -> None:
+    """Settle ``holder`` at the latest when its process forks workers, which share from then on."""
+    _holders.add(holder)
+
+
+def _settle_all() -> None:
+    for holder in tuple(_holders):
+        holder.settle()
+
+
+os.register_at_fork(before=_settle_all)
 
 
 class SharedBytes:

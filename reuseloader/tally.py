@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 
 from reuseloader.errors import ReuseWarning
-from reuseloader.shared import SharedBytes
+from reuseloader.shared import SharedBytes, settle_before_fork
 
 _ROWS = 256  # one for the owner, the others for workers: nobody needs a lock across processes
 _SLOTS = 16  # texts of first cases; rows share them
@@ -41,6 +41,7 @@ class Tally:
         self._open()
 
     def _open(self) -> None:
+        settle_before_fork(self)
         border = _ROWS * len(Kind) * 8
         self._counts = self._shared.view("int64", 0, border).reshape(_ROWS, len(Kind))
         self._texts = self._shared.view("uint8", border).reshape(_SLOTS, len(Kind), _TEXT)
@@ -49,10 +50,14 @@ class Tally:
         self.worker: int | None = None  # the number that a worker of ReuseMapper has
         self.has_news = False  # something was noted by this process
 
+    def settle(self) -> None:
+        """A rank counts and warns by itself."""
+        if self.worker is None and self._shared.is_foreign:
+            self._own()
+
     def note(self, kind: Kind, place: str, reason: str) -> None:
         """Count one case; the first of this process is kept as text."""
-        if self.worker is None and self._shared.is_foreign:  # a rank warns for itself
-            self._own()
+        self.settle()
         self.has_news = True
         row = self._row()
         if os.getpid() != self._pid:  # forked, perhaps while another thread held the lock
@@ -99,6 +104,7 @@ class Tally:
                     _logger.warning(message)
 
     def __getstate__(self) -> dict[str, SharedBytes]:
+        self.settle()
         return {"shared": self._shared}
 
     def __setstate__(self, state: dict[str, SharedBytes]) -> None:
