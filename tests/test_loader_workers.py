@@ -243,7 +243,7 @@ def test_what_cannot_be_sent_is_named(name, kind, tmp_path):
             assert "module-level function" in str(caught.value)
             assert repr(value) in str(caught.value)
             assert "\n" not in str(caught.value)
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.parametrize("kind", ["lambda", "closure", "local class", "bound method", "partial"])
