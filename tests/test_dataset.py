@@ -528,11 +528,11 @@ def train(rank, dataset, barrier, log, early):
         append(log, f"{rank} {step} {own} {seen} {good} {dataset.epoch}\n")
 
 
-@pytest.mark.parametrize(("method", "early"), [("fork", False), ("spawn", False), ("spawn", True)])
+@pytest.mark.parametrize(("method", "early"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_ranks_do_not_see_each_others_epoch(method, early, store, tmp_path):
     """Processes that were handed one dataset each have an epoch of their own, workers too.
 
-    Also where a pass begins before the rank has set any epoch, if its workers are spawned.
+    Also where a pass begins before the rank has set any epoch.
     """
     dataset = ReuseDataset(sample_of, SIZE, store, POLICY, finish=with_present)
     dataset.set_epoch(77)
