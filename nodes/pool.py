@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import count
+from multiprocessing import connection
 from multiprocessing.context import BaseContext
+from multiprocessing.util import Finalize, is_exiting
 from typing import Any, Protocol
 
 from reuseloader.fetcher import Fetcher
@@ -28,6 +30,7 @@ def process_context(context: str | BaseContext | None) -> BaseContext:
     )
 
 
+_NOTICE = 2.0  # seconds that an executor has to notice the death of a worker by itself
 _open_pools: "weakref.WeakSet[ThreadPool | ProcessPool]" = weakref.WeakSet()
 
 
@@ -157,8 +160,12 @@ class ProcessPool:
                 error, self._context, **self._fetcher.parts, worker_init_fn=self._worker_init_fn
             )
             raise
-        self._executor, self._stopper = executor, stopper
-        self._end = weakref.finalize(self, _end_processes, executor, stopper, wait=False)
+        stopping = threading.Event()
+        threading.Thread(target=_watch, args=(executor, stopping), daemon=True).start()
+        self._executor, self._stopping = executor, (stopper, stopping)
+        self._end = Finalize(
+            self, _end_processes, (executor, *self._stopping), {"wait": False}, exitpriority=100
+        )
         _open_pools.add(self)
 
     def submit(self, requests: Sequence[Request]) -> Future[Any]:
@@ -183,8 +190,8 @@ class ProcessPool:
     def close(self) -> None:
         """End the processes, those that build after a few seconds at the latest."""
         if self._executor is not None:
-            self._end.detach()
-            _end_processes(self._executor, self._stopper, wait=True)
+            self._end.cancel()
+            _end_processes(self._executor, *self._stopping, wait=True)
             self._executor = None
 
 
@@ -202,6 +209,22 @@ def _is_broken(executor: ProcessPoolExecutor) -> bool:
     return False
 
 
-def _end_processes(executor: Executor, stopper: Any, *, wait: bool) -> None:
+def _watch(executor: ProcessPoolExecutor, stopping: threading.Event) -> None:
+    """Break an executor that waits for the rest of what a worker was sending when it was killed.
+
+    It reads on as long as somebody holds the pipe open to write: the other workers, and itself.
+    """
+    workers = list((executor._processes or {}).values())
+    connection.wait([worker.sentinel for worker in workers])
+    if not stopping.wait(_NOTICE):
+        for worker in workers:
+            worker.kill()
+        executor._result_queue._writer.close()  # type: ignore[attr-defined]
+
+
+def _end_processes(
+    executor: Executor, stopper: Any, stopping: threading.Event, *, wait: bool
+) -> None:
+    stopping.set()
     stopper.send_bytes(b"stop")  # seen by all workers, read by none
-    executor.shutdown(wait=wait, cancel_futures=True)
+    executor.shutdown(wait=wait or is_exiting(), cancel_futures=True)

@@ -7,7 +7,6 @@ import pytest
 from helpers import TESTS
 
 SHORT_FORMS = {
-    "kill": ["--rounds", "4"],
     "damage": ["--rounds", "300"],
     "fuzz": ["--rounds", "20000"],
     "full_disk": ["--rounds", "6"],
