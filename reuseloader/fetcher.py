@@ -17,6 +17,7 @@ from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
 from reuseloader.record import (
     TRAILER_SIZE,
+    Buffer,
     DamagedError,
     StaleError,
     Stamp,
@@ -26,7 +27,7 @@ from reuseloader.record import (
     unseal,
 )
 from reuseloader.sample import require_cpu
-from reuseloader.store import DirectoryStore, Store
+from reuseloader.store import Bookkeeper, DirectoryStore, Store
 from reuseloader.tally import Kind, Tally
 from reuseloader.validate import callable_or_none, instance, int_at_least
 
@@ -69,7 +70,7 @@ class Fetcher:
         self.tally = Tally()
         self._fingerprint = fingerprint_digest(fingerprint)
         self._codec_id = self.codec.id
-        if self.policy.lifetime > 1 and isinstance(self.store, DirectoryStore):
+        if self.policy.lifetime > 1 and isinstance(self.store, Bookkeeper):
             self._compare_with_last_run(self.store)
 
     @property
@@ -138,7 +139,7 @@ class Fetcher:
             return False
         return True
 
-    def _tail(self, index: int) -> bytes | None:
+    def _tail(self, index: int) -> Buffer | None:
         if hasattr(self.store, "tail"):
             return self.store.tail(index, TRAILER_SIZE)  # type: ignore[no-any-return]
         record = self.store.read(index)
@@ -204,7 +205,7 @@ class Fetcher:
         locate = getattr(self.store, "locate", None)
         return locate(key.index) if locate else f"{self.store!r}, index {key.index}"
 
-    def _compare_with_last_run(self, store: DirectoryStore) -> None:
+    def _compare_with_last_run(self, store: Bookkeeper) -> None:
         size, name, fingerprint = self.size, name_of(self.build), self._fingerprint.hex()
         before = store.read_book()
         same = before.get("fingerprint") == fingerprint

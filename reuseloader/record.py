@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 import xxhash
 
+Buffer = bytes | bytearray | memoryview
+
 _HEAD = struct.Struct("<8sIIQQQ16s")
 _TAIL = struct.Struct("<QQQ")
 _MAGIC = b"REUSELDR"
@@ -66,7 +68,7 @@ def fingerprint_digest(fingerprint: str) -> bytes:
     return blake2b(fingerprint.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def seal(payload: bytes, stamp: Stamp) -> bytes:
+def seal(payload: Buffer, stamp: Stamp) -> bytes:
     """The record of a payload."""
     head = stamp.head()
     sums = struct.pack("<QQ", len(payload), xxhash.xxh3_64_intdigest(payload))
@@ -74,7 +76,7 @@ def seal(payload: bytes, stamp: Stamp) -> bytes:
     return b"".join((payload, head, sums, check))
 
 
-def read_stamp(record: bytes) -> Stamp:
+def read_stamp(record: Buffer) -> Stamp:
     """The stamp of a record, whatever it is; DamagedError if the record is not sound."""
     view = memoryview(record)
     trailer = view[-TRAILER_SIZE:]
@@ -86,7 +88,16 @@ def read_stamp(record: bytes) -> Stamp:
     return Stamp(*stamp)
 
 
-def check_trailer(trailer: bytes | memoryview, stamp: Stamp) -> tuple[int, int]:
+def is_announced(trailer: Buffer, size: int) -> bool:
+    """Whether a sound trailer announces a record of ``size`` bytes."""
+    try:
+        length, _ = _read_trailer(trailer)
+    except DamagedError:
+        return False
+    return length + TRAILER_SIZE == size
+
+
+def check_trailer(trailer: Buffer, stamp: Stamp) -> tuple[int, int]:
     """Return (length, checksum) of the payload that a trailer of this stamp announces.
 
     Raises:
@@ -99,7 +110,7 @@ def check_trailer(trailer: bytes | memoryview, stamp: Stamp) -> tuple[int, int]:
     return announced
 
 
-def unseal(record: bytes, stamp: Stamp) -> memoryview:
+def unseal(record: Buffer, stamp: Stamp) -> memoryview:
     """The payload of a record, if it is sound and carries this stamp.
 
     Raises:
@@ -112,7 +123,7 @@ def unseal(record: bytes, stamp: Stamp) -> memoryview:
     return payload
 
 
-def _read_trailer(trailer: bytes | memoryview) -> tuple[int, int]:
+def _read_trailer(trailer: Buffer) -> tuple[int, int]:
     if len(trailer) != TRAILER_SIZE or trailer[: len(_MAGIC)] != _MAGIC:
         raise DamagedError("it does not end with a trailer of ReuseLoader")
     length, payload_sum, trailer_sum = _TAIL.unpack_from(trailer, _HEAD.size)

@@ -9,10 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from reuseloader.process import host_id, is_running, start_time
+from reuseloader.record import TRAILER_SIZE, Buffer, is_announced
 
+_LARGE = 2**26  # bytes from which on a file is not read before its trailer has been
 _FOREIGN_HOST_GRACE = 24 * 3600  # seconds for which the temp file of another host may be in use
 BOOK = "reuseloader.json"
 _TEMP = re.compile(r"(?:\d{8,}\.pt|reuseloader\.json)\.([0-9a-f]{8})-(\d+)-(\d+)-\d+\.tmp")
@@ -28,14 +32,27 @@ class Store(Protocol):
     quickly whether a sample is stored.
     """
 
-    def read(self, index: int) -> bytes | None:
-        """The record of ``index``, or None if there is none."""
+    def read(self, index: int) -> Buffer | None:
+        """The record of ``index``, or None if there is none; what is writable is the caller's."""
 
-    def write(self, index: int, record: bytes) -> None:
+    def write(self, index: int, record: Buffer) -> None:
         """Replace the record of ``index``, at once for every reader."""
 
     def close(self) -> None:
         """Release what the store holds open."""
+
+
+@runtime_checkable
+class Bookkeeper(Protocol):
+    """A store that also remembers something from one run to the next."""
+
+    path: str
+
+    def read_book(self) -> dict[str, Any]:
+        """What the last run left, or {}."""
+
+    def write_book(self, book: dict[str, Any]) -> None:
+        """Leave something for the next run, if that can be done; never an error."""
 
 
 class DirectoryStore:
@@ -68,31 +85,43 @@ class DirectoryStore:
         """The path of an index's file."""
         return f"{self.path}/{index:08}.pt"
 
-    def read(self, index: int) -> bytes | None:
-        """The whole file, or None if there is none; OSError if it cannot be read."""
-        file = _open_regular(self.locate(index))
+    def read(self, index: int) -> memoryview | None:
+        """The whole file, or None if there is none; OSError if it cannot be read.
+
+        A file much longer than any sample, perhaps one hole, is no reason to run out of memory: it
+        is read if its trailer says that it is that long.
+        """
+        path = self.locate(index)
+        file = _open(path)
         if file is None:
             return None
-        with file:
-            return file.read()
+        try:
+            size = _size_of_regular(file, path)
+            if size > _LARGE and not is_announced(_read_tail(file, size, TRAILER_SIZE), size):
+                raise OSError(errno.EFBIG, "too large for what its last bytes say", path)
+            return _read_all(file, size)
+        finally:
+            os.close(file)
 
     def tail(self, index: int, size: int) -> bytes | None:
         """The last ``size`` bytes of the file (all of a shorter one), or None if there is none."""
-        file = _open_regular(self.locate(index))
+        path = self.locate(index)
+        file = _open(path)
         if file is None:
             return None
-        with file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-            return file.read()
+        try:
+            return _read_tail(file, _size_of_regular(file, path), size)
+        finally:
+            os.close(file)
 
-    def write(self, index: int, record: bytes) -> None:
+    def write(self, index: int, record: Buffer) -> None:
         """Replace the file at once; OSError, and nothing left behind, if that fails."""
         self._write_file(f"{index:08}.pt", record)
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _write_file(self, name: str, data: bytes, *, keep: bool = True) -> None:
+    def _write_file(self, name: str, data: Buffer, *, keep: bool = True) -> None:
         with _temp_beside(f"{self.path}/{name}") as temp:
             with open(temp, "xb") as file:
                 file.write(data)
@@ -100,12 +129,16 @@ class DirectoryStore:
                 os.replace(temp, f"{self.path}/{name}")
 
     def read_book(self) -> dict[str, Any]:
-        """What the last run left beside the samples, or {}."""
+        """What the last run left in the bookkeeping file, or {}."""
         with suppress(OSError, ValueError, RecursionError):
-            file = _open_regular(f"{self.path}/{BOOK}")
+            path = f"{self.path}/{BOOK}"
+            file = _open(path)
             if file is not None:
-                with file:
-                    book = json.loads(file.read())
+                try:
+                    size = min(_size_of_regular(file, path), _LARGE)
+                    book = json.loads(bytes(_read_all(file, size)))
+                finally:
+                    os.close(file)
                 if isinstance(book, dict):
                     return book
         return {}
@@ -131,23 +164,38 @@ def is_temp(name: str) -> bool:
     return _TEMP.fullmatch(name) is not None
 
 
-def _open_regular(path: str) -> BinaryIO | None:
-    """Open a file for reading, or return None if there is none; OSError if it is no plain file."""
-    try:
-        file = open(path, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115
+def _open(path: str) -> int | None:
+    """A descriptor to read from, or None if there is no such file."""
+    try:  # a pipe in the place of a file must not wait for a writer
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         if os.path.islink(path):
             raise
         return None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+
+
+def _size_of_regular(file: int, path: str) -> int:
+    """The size of an open file in bytes; OSError if it is no plain file."""
+    info = os.fstat(file)
+    if not stat.S_ISREG(info.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
-    return file
+    return info.st_size
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    # a pipe in the place of a file must not wait for a writer
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+def _read_all(file: int, size: int) -> memoryview:
+    # not a bytearray, whose zeros cost as much as reading does
+    record = np.empty(size, np.uint8).data
+    done = 0
+    while done < size:  # one call, but beyond 2 GiB, and if the file is being cut
+        count = os.readv(file, [record[done:]])
+        if count == 0:
+            break
+        done += count
+    return record[:done]
+
+
+def _read_tail(file: int, file_size: int, size: int) -> bytes:
+    return os.pread(file, size, max(0, file_size - size))
 
 
 @contextmanager

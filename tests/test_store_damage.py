@@ -54,6 +54,14 @@ def bind_socket(path):
         server.bind(os.path.relpath(path))  # a socket's path must be short
 
 
+def prepend_hole(path):
+    trailer = path.read_bytes()[-80:]
+    path.write_bytes(b"")
+    with path.open("r+b") as file:
+        file.seek(2**40)
+        file.write(trailer)
+
+
 MARGIN = 8000  # bytes in front of a block that `big_sample` surely contains
 DAMAGES = {
     "empty": overwrite(lambda b: b""),
@@ -85,6 +93,8 @@ DAMAGES = {
     "link to a device": instead(lambda path: path.symlink_to("/dev/zero")),
     "pipe": instead(lambda path: os.mkfifo(path)),
     "socket": instead(bind_socket),
+    "hole of a terabyte": lambda path: os.truncate(path, 2**40),
+    "hole of a terabyte before the trailer": prepend_hole,
 }
 SILENT = {  # nothing is damaged, there is just no sample of this stamp
     "vanished": lambda path: path.unlink(),
@@ -116,6 +126,15 @@ def test_every_damage_is_built_anew(damage, store, monkeypatch):
     else:
         assert len(caught) == 1
         assert str(path) in caught[0]
+
+
+def test_a_large_sample_is_read(store):
+    """A record of 70 MB is a sample as any other."""
+    dataset = ReuseDataset(lambda key: bytes(70 * 2**20), SIZE, store, FOREVER)
+    first = dataset[2]
+    before = snapshot(store)
+    assert dataset[2] == first
+    assert snapshot(store) == before
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["empty", "full"])

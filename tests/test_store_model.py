@@ -1,12 +1,18 @@
+import os
 import shutil
+import signal
 import tempfile
+from multiprocessing import get_context
 from pathlib import Path
 
+import pytest
 from helpers import (
+    FORKS,
     Caught,
     bits,
     overwrite,
     sample_of,
+    temps,
 )
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -42,7 +48,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.path = Path(tempfile.mkdtemp(prefix="reuseloader-test-"))
         self.files = {}  # index -> what its file is the record of, or None if it is damaged
         self.built = []
-        self.start(2, 0, "")
+        self.start(2, 0, "", 4)
 
     def build(self, key):
         self.built.append(key)
@@ -56,16 +62,28 @@ class StoreMachine(RuleBasedStateMachine):
         indices = [index for index, record in self.files.items() if record or not sound]
         return data.draw(st.sampled_from(sorted(indices)))
 
-    @rule(lifetime=st.integers(1, 5), seed=st.integers(0, 1), fingerprint=st.sampled_from("ab"))
-    def start(self, lifetime, seed, fingerprint):
+    @rule(
+        lifetime=st.integers(1, 5),
+        seed=st.integers(0, 1),
+        fingerprint=st.sampled_from("ab"),
+        size=st.sampled_from((2, 4, 9)),
+    )
+    def start(self, lifetime, seed, fingerprint, size):
         self.settings = lifetime, seed, fingerprint
         policy = ReusePolicy(lifetime, seed)
-        self.dataset = ReuseDataset(self.build, 4, self.path, policy, fingerprint=fingerprint)
+        with Caught():  # perhaps of another size
+            self.dataset = ReuseDataset(
+                self.build, size, self.path, policy, fingerprint=fingerprint
+            )
 
     @rule(index=INDICES, epoch=st.integers(0, 9))
     def fetch(self, index, epoch):
         key = self.dataset.policy.key(index, epoch)
         record = index, key.generation, self.settings
+        if index >= len(self.dataset):
+            with pytest.raises(IndexError):
+                self.dataset[IndexEpoch(index, epoch)]
+            return
         with Caught():
             sample = self.dataset[IndexEpoch(index, epoch)]
         assert bits(sample) == bits(sample_of(key.first))
@@ -76,6 +94,25 @@ class StoreMachine(RuleBasedStateMachine):
             if not self.dataset.policy.is_last_use(key):
                 self.files[index] = record
         self.built.clear()
+
+    @rule(index=INDICES, epoch=st.integers(0, 9))
+    def kill(self, index, epoch):
+        """Another process is killed between writing and renaming, if it has anything to store."""
+        if index >= len(self.dataset):
+            return
+        key = self.dataset.policy.key(index, epoch)
+        hit = self.files.get(index) == (index, key.generation, self.settings)
+        killed = not hit and not self.dataset.policy.is_last_use(key)
+        process = get_context("fork").Process(target=self.die, args=(index, epoch))
+        process.start()
+        process.join()
+        assert process.exitcode == (-signal.SIGKILL if killed else 0)
+        assert len(temps(self.path)) == killed  # the audit's start removes it
+
+    def die(self, index, epoch):
+        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        with Caught():
+            self.dataset[IndexEpoch(index, epoch)]
 
     @precondition(lambda self: any(self.files.values()))
     @rule(data=st.data(), kind=st.sampled_from(sorted(DAMAGES)))
@@ -127,4 +164,5 @@ StoreMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+pytestmark = pytest.mark.filterwarnings(FORKS)
 test_the_store_agrees_with_a_dict = StoreMachine.TestCase

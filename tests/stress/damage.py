@@ -132,7 +132,7 @@ class Damager:
             content = self.store.read(int(target.stem))
             if content is not None:
                 read_stamp(content)
-                return content
+                return bytes(content)
         return self.donated(target.name)
 
     def donated(self, name: str | None = None) -> bytes:
@@ -266,6 +266,13 @@ def delete(_damager: Damager, target: Path) -> None:
     clear(target)
 
 
+def make_huge(_damager: Damager, target: Path) -> None:
+    """A terabyte, of which nothing is on the disk."""
+    clear(target)
+    target.touch()
+    os.truncate(target, 2**40)
+
+
 OTHERS: dict[str, Callable[[Damager, Path], None]] = {
     "swapped": swap,
     "of other settings": donate,
@@ -275,6 +282,7 @@ OTHERS: dict[str, Callable[[Damager, Path], None]] = {
     "socket": bind_socket,
     "directory": make_directory,
     "deleted": delete,
+    "huge": make_huge,
 }
 
 
