@@ -263,6 +263,9 @@ class Use:
 
 def _os_error(error: lmdb.Error, path: str) -> OSError:
     """The same as an OSError, with LMDB's own codes, all negative, under EIO."""
-    if error.code > 0:
-        return OSError(error.code, os.strerror(error.code), path)
-    return OSError(errno.EIO, str(error), path)
+    if error.code <= 0:
+        return OSError(errno.EIO, str(error), path)
+    reason = os.strerror(error.code)
+    if error.code == errno.EIO:  # what LMDB makes of a write that was cut short
+        reason += " (perhaps the disk is full)"
+    return OSError(error.code, reason, path)
