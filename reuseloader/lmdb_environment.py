@@ -59,6 +59,9 @@ class Environment:
                     return action(transaction)
             except lmdb.MapResizedError:  # by another process
                 self._resize(0)
+            except lmdb.ReadersFullError:
+                if not self._clear_readers():
+                    raise
 
     def write(self, key: bytes, value: Buffer) -> None:
         """Put a value, however large the map must be for it."""
@@ -71,6 +74,7 @@ class Environment:
             except lmdb.MapResizedError:
                 self._resize(0)
             except lmdb.MapFullError:
+                self._clear_readers()
                 if waits < _WAITS and self._has_room(len(value)):
                     waits += 1
                     time.sleep(0.001)
@@ -80,6 +84,11 @@ class Environment:
                 discard(self)
                 raise
 
+    def _clear_readers(self) -> int:
+        """Forget readers that were killed, and what they could see; return how many."""
+        with self._reading:
+            return self._opened().reader_check()
+
     def _has_room(self, size: int) -> bool:
         """Whether pages enough are free, though readers may hold them or others lie between.
 
@@ -88,7 +97,6 @@ class Environment:
         """
         with self._reading:
             environment = self._opened()
-            environment.reader_check()
             stat = environment.stat()
             pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
             needed = _SPARE * (pages * stat["psize"] + size)

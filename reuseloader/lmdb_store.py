@@ -45,6 +45,8 @@ class LMDBStore:
       must run on one host, and in one container unless they share their numbering of processes.
     - A file cut short by someone else while it is open kills the process that reads it (SIGBUS).
       Cut while nobody had it open, it is begun anew. Do not delete single files of an open store.
+    - A sample that changed on the disk is found by its checksum, and built anew; where LMDB's own
+      pages changed, LMDB mostly sees it, but may abort the process. Delete the directory then.
     - On macOS, a process killed while it writes may leave the lock taken; on Linux it does not.
     - A process that is stopped (SIGSTOP) while it writes makes every other writer wait.
 

@@ -1,15 +1,18 @@
 """LMDBStore under everything that processes do: start, fork, run into limits, get killed."""
 
 import functools
+import mmap
 import os
 import random
 import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from contextlib import suppress
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 from helpers import (
@@ -28,6 +31,7 @@ from helpers import (
 
 from reuseloader import IndexEpoch, LMDBStore, ReuseDataset, ReusePolicy
 from reuseloader.audit import check
+from reuseloader.lmdb_environment import acquire
 from reuseloader.record import Stamp, read_stamp, seal
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -192,6 +196,57 @@ def test_a_killed_reader_pins_nothing(store):
     assert (store / "data.mdb").stat().st_size < 1.5 * 50 * 100_000
 
 
+def fill_the_table(lmdb):
+    """Hold all places of the table of readers, and be killed."""
+    environment = acquire(lmdb.path, object())
+    held = []
+    with suppress(Exception):
+        while True:
+            held.append(environment._lmdb.begin())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_readers_do_not_fill_the_table(store):
+    """However many readers were killed, others find a place."""
+    lmdb = LMDBStore(store)
+    lmdb.write(0, b"zero")
+    process = get_context("fork").Process(target=fill_the_table, args=(lmdb,))
+    process.start()
+    assert joined([process]) == [-signal.SIGKILL]
+    assert bytes(lmdb.read(0)) == b"zero"
+
+
+def start_for_ever(path, ready):
+    while True:
+        lmdb = LMDBStore(path)
+        lmdb.write(0, seal(b"", STAMP))
+        lmdb.close()
+        with suppress(OSError):
+            os.unlink(path / "boot_id")
+        if ready is not None:
+            ready.send(True)
+            ready = None
+
+
+def test_starts_may_be_killed(store):
+    """A process killed while it begins the file leaves it so that the next one can."""
+    rng = random.Random(os.getpid())
+    context = get_context("fork")
+    for _ in range(30):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=start_for_ever, args=(store, sender))
+        process.start()
+        receiver.recv()
+        for _ in range(rng.randrange(2000)):
+            rng.random()
+        os.kill(process.pid, signal.SIGKILL)
+        assert joined([process]) == [-signal.SIGKILL]
+        lmdb = LMDBStore(store)
+        lmdb.write(0, seal(b"", STAMP))
+        assert check(lmdb, 1).clean
+        lmdb.close()
+
+
 # --- full disks -----------------------------------------------------------------------------------
 
 POLICY = ReusePolicy(3, 1)
@@ -295,3 +350,66 @@ def start_on_a_full_disk(disk):
 def test_a_start_on_a_full_disk_is_an_error(small_disk):
     """Where there is no room for an empty store, the constructor says so."""
     forked(start_on_a_full_disk, small_disk)
+
+
+def run_out_of_addresses(store):
+    lmdb = LMDBStore(store)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**26, hard))
+    with fails(OSError, "no address space"):
+        for index in range(200):
+            lmdb.write(index, bytes(10**6))
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    lmdb.write(index, bytes(10**6))
+    assert index > 10
+    assert all(len(lmdb.read(before)) == 10**6 for before in range(index + 1))
+
+
+def test_a_limit_of_addresses_is_an_error(store):
+    """Where the map may not grow, the write fails; the store goes on with what it has."""
+    forked(run_out_of_addresses, store)
+
+
+# --- places that may not be written ---------------------------------------------------------------
+
+
+@pytest.fixture
+def open_to_all():
+    """A directory that every user may enter and write."""
+    path = Path(tempfile.mkdtemp(prefix="reuseloader-test-"))
+    path.chmod(0o777)
+    yield path
+    (path / "store").chmod(0o700)
+    shutil.rmtree(path)
+
+
+def refused(path, match):
+    with fails(OSError, match) as caught:
+        LMDBStore(path)
+    assert caught.value.filename == str(path)
+
+
+def refused_as_nobody(path):
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    refused(path, "Permission denied")
+
+
+def test_a_directory_without_permission_is_refused(open_to_all):
+    """One that may not be written, or not entered, is an error with its path."""
+    store = open_to_all / "store"
+    store.mkdir()
+    for mode in (0o555, 0o000):
+        store.chmod(mode)
+        forked(refused_as_nobody, store)
+
+
+def test_a_read_only_file_system_is_refused(small_disk):
+    """One that may not be written any more is an error with the path, whatever lies there."""
+    LMDBStore(small_disk / "store").close()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for name in ("store", "new"):
+        refused(small_disk / name, "Read-only file system")
