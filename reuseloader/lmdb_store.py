@@ -16,7 +16,7 @@ from reuseloader.record import Buffer
 if TYPE_CHECKING:
     from lmdb import Transaction
 
-    from reuseloader.lmdb_environment import Use
+    from reuseloader.lmdb_use import Use
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class LMDBStore:
 
 def _use(path: str) -> "Use":
     try:
-        from reuseloader.lmdb_environment import Use
+        from reuseloader.lmdb_use import Use
     except ModuleNotFoundError as error:
         if error.name != "lmdb":
             raise
