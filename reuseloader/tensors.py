@@ -62,9 +62,9 @@ class TensorsCodec:
     def encode(self, sample: Any) -> bytes:
         """The payload of a sample; TypeError if it holds anything that this format does not."""
         try:
-            return _encoded(sample)
-        except _UnsupportedError as error:
-            place = smallest_failing(sample, _encoded)
+            return encoded(sample)
+        except UnsupportedError as error:
+            place = smallest_failing(sample, encoded)
             raise TypeError(
                 f"format='tensors' cannot store {place}: {error}. "
                 f"Convert it in build, or use format='torch'"
@@ -81,11 +81,12 @@ class TensorsCodec:
             raise DamagedError(f"it is no sample of format='tensors': {error!r}") from error
 
 
-class _UnsupportedError(TypeError):
+class UnsupportedError(TypeError):
     """Something that this format does not store."""
 
 
-def _encoded(sample: Any) -> bytes:
+def encoded(sample: Any) -> bytes:
+    """The payload of a sample; UnsupportedError, with no place in it, if it has none."""
     chunks: list[Any] = []
     structure = json.dumps(_described(sample, chunks, _DEEPEST), ensure_ascii=False)
     text = structure.encode("utf-8", "surrogatepass")
@@ -107,20 +108,20 @@ def _described(value: Any, chunks: list[Any], levels: int) -> Any:
         _add(chunks, value, len(value))
         return ["bytes", len(value)]
     if levels == 0:
-        raise _UnsupportedError(f"it has more than {_DEEPEST} levels, or contains itself")
+        raise UnsupportedError(f"it has more than {_DEEPEST} levels, or contains itself")
     if kind in (list, tuple):
         return [kind.__name__, *(_described(item, chunks, levels - 1) for item in value)]
     if kind is dict:
         parts = (part for item in value.items() for part in item)
         return ["dict", *(_described(part, chunks, levels - 1) for part in parts)]
-    raise _UnsupportedError(f"it is a {kind.__module__}.{kind.__qualname__}")
+    raise UnsupportedError(f"it is a {kind.__module__}.{kind.__qualname__}")
 
 
 def _described_tensor(tensor: torch.Tensor, chunks: list[Any]) -> list[Any]:
     if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
-        raise _UnsupportedError(f"it is a tensor of {tensor.layout}, {tensor.dtype}")
+        raise UnsupportedError(f"it is a tensor of {tensor.layout}, {tensor.dtype}")
     if tensor.requires_grad:
-        raise _UnsupportedError("it is a tensor that requires grad")
+        raise UnsupportedError("it is a tensor that requires grad")
     if tensor.numel():  # without elements it may have strides that no view takes
         plain = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous()
         _add(chunks, plain.view(torch.uint8).numpy(), plain.nbytes)
@@ -129,7 +130,7 @@ def _described_tensor(tensor: torch.Tensor, chunks: list[Any]) -> list[Any]:
 
 def _described_array(array: npt.NDArray[Any], chunks: list[Any]) -> list[Any]:
     if array.dtype.hasobject or array.dtype.itemsize == 0:
-        raise _UnsupportedError(f"it is an array of dtype {array.dtype}")
+        raise UnsupportedError(f"it is an array of dtype {array.dtype}")
     descr = np.lib.format.dtype_to_descr(array.dtype)
     _add(chunks, array.tobytes(), array.nbytes)
     return ["array", descr, list(array.shape)]
