@@ -257,7 +257,7 @@ def test_starts_may_be_killed(store):
         process = context.Process(target=start_for_ever, args=(store, sender))
         process.start()
         receiver.recv()
-        for _ in range(rng.randrange(2000)):
+        for _ in range(rng.randrange(2000)):  # a moment that differs from round to round
             rng.random()
         os.kill(process.pid, signal.SIGKILL)
         assert joined([process]) == [-signal.SIGKILL]
