@@ -11,7 +11,6 @@ from typing import TypeVar
 import lmdb
 
 from reuseloader.lmdb_start import open_environment
-from reuseloader.record import Buffer
 
 T = TypeVar("T")
 
@@ -56,23 +55,23 @@ class Environment:
                 if not self._clear_readers():
                     raise
 
-    def write(self, key: bytes, value: Buffer) -> None:
-        """Put a value, however large the map must be for it."""
+    def write(self, action: Callable[["lmdb.Transaction[bytes]"], None], size: int) -> None:
+        """Commit what ``action`` does, which adds about ``size`` bytes, in a transaction."""
         waits = 0
         while True:
             try:
                 with self._writing, self._opened().begin(write=True) as transaction:
-                    transaction.put(key, value)
+                    action(transaction)
                     return
             except lmdb.MapResizedError:
                 self._resize(0)
             except lmdb.MapFullError:
                 self._clear_readers()
-                if waits < _WAITS and self._has_room(len(value)):
+                if waits < _WAITS and self._has_room(size):
                     waits += 1
                     time.sleep(0.001)
                 else:
-                    self._grow(len(value))
+                    self._grow(size)
             except lmdb.PanicError:  # a write of LMDB's own has failed
                 self.is_broken = True
                 raise

@@ -3,11 +3,12 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
     from reuseloader.lmdb_use import Use
 
-T = TypeVar("T")
-
 _FILES = {"boot_id", "data.mdb", "lock.mdb"}
-_BOOK = b"book"  # no index: their keys have 8 bytes
+_BOOK = b"book"
+_KEY = struct.Struct(">QI")  # of a part: index, number of the part; in this order in the file
+# Bytes of a part; with LMDB's own 16 they fill pages. A value needs pages in a row: undivided,
+# large samples of many sizes leave gaps between them that nothing fits.
+_PART = 2**16 - 16
 _STEP = 1000  # keys listed in one transaction, so that it keeps no pages from being used again
 _SAMPLE = re.compile(r"\d{8,}")
 
@@ -31,9 +34,9 @@ class LMDBStore:
 
     Cheaper to write than files, and kind to file systems that are slow with many of them. Needs
     ``pip install reuseloader[lmdb]``. The directory (made with mode 0700, if it is not there) holds
-    ``data.mdb``, ``lock.mdb`` and ``boot_id``. It grows by itself, to about the size of the samples
-    and a fifth, and never shrinks. Usable from threads and processes, after any way to start them,
-    and again after `close`.
+    ``data.mdb``, ``lock.mdb`` and ``boot_id``. The file grows by itself, to a quarter or so more
+    than the most that was stored at one time, and never shrinks. Usable from threads and processes,
+    after any way to start them, and again after `close`.
 
     It is a cache: nothing is synced to disk. What was written before the system last started is
     thrown away, since a crash may have torn it (where there is no
@@ -84,15 +87,15 @@ class LMDBStore:
 
     def read(self, index: int) -> memoryview | None:
         """A copy of the record of ``index``, or None if there is none; OSError if it fails."""
-        return self._get(_key(index), _copy)
+        return self._use.read(partial(_read, index))
 
     def tail(self, index: int, size: int) -> bytes | None:
         """The last ``size`` bytes of the record (all of a shorter one), or None."""
-        return self._get(_key(index), lambda value: bytes(value[-size:]))
+        return self._use.read(partial(_tail, index, size))
 
     def write(self, index: int, record: Buffer) -> None:
         """Replace the record at once; OSError, and the old one is still there, if that fails."""
-        self._use.write(_key(index), record)
+        self._use.write(partial(_write, index, memoryview(record)), len(record))
 
     def close(self) -> None:
         """Close the environment, unless another store of this process uses it."""
@@ -101,7 +104,7 @@ class LMDBStore:
     def read_book(self) -> dict[str, Any]:
         """What the last run left, or {}."""
         with suppress(OSError, ValueError, RecursionError):
-            book = json.loads(self._get(_BOOK, bytes) or b"{}")
+            book = json.loads(self._use.read(_read_book))
             if isinstance(book, dict):
                 return book
         return {}
@@ -109,8 +112,9 @@ class LMDBStore:
     def write_book(self, book: dict[str, Any]) -> None:
         """Leave something for the next run; not on a full disk, of which the samples will tell."""
         if book != self.read_book():
+            text = json.dumps(book).encode()
             with suppress(OSError):
-                self._use.write(_BOOK, json.dumps(book).encode())
+                self._use.write(partial(_write_book, text), len(text))
 
     def names(self) -> Iterator[str]:
         """The names of all that is there.
@@ -120,7 +124,7 @@ class LMDBStore:
         """
         last = b""
         while keys := self._use.read(partial(_keys_after, last)):
-            yield from (_name(key) for key in keys if key != _BOOK)
+            yield from filter(None, map(_name, keys))
             last = keys[-1]
         for file in sorted({*os.listdir(self.path)} - _FILES):
             yield f"{self.path}/{file}"
@@ -128,13 +132,6 @@ class LMDBStore:
     def index_of(self, name: str) -> int | None:
         """The index of a sample's name; None for any other name."""
         return int(name) if _SAMPLE.fullmatch(name) else None
-
-    def _get(self, key: bytes, copy: Callable[[memoryview], T]) -> T | None:
-        def found(transaction: "Transaction[memoryview]") -> T | None:
-            value = transaction.get(key)
-            return None if value is None else copy(value)
-
-        return self._use.read(found)
 
 
 def _use(path: str) -> "Use":
@@ -148,14 +145,53 @@ def _use(path: str) -> "Use":
     return Use(path)
 
 
-def _key(index: int) -> bytes:
-    return index.to_bytes(8)  # big-endian: in the order of indices
+# --- in a transaction -----------------------------------------------------------------------------
 
 
-def _copy(value: memoryview) -> memoryview:
-    record = np.empty(len(value), np.uint8).data
-    record[:] = value
+def _write(index: int, record: memoryview, transaction: "Transaction[bytes]") -> None:
+    parts = range(0, len(record) or 1, _PART)
+    for number, start in enumerate(parts):
+        transaction.put(_KEY.pack(index, number), record[start : start + _PART])
+    number = len(parts)
+    while transaction.delete(_KEY.pack(index, number)):  # of a longer record
+        number += 1
+
+
+def _parts(index: int, transaction: "Transaction[memoryview]") -> list[memoryview]:
+    found: list[memoryview] = []
+    while (part := transaction.get(_KEY.pack(index, len(found)))) is not None:
+        found.append(part)
+        if len(part) < _PART:
+            break
+    return found
+
+
+def _read(index: int, transaction: "Transaction[memoryview]") -> memoryview | None:
+    parts = _parts(index, transaction)
+    if not parts:
+        return None
+    record = np.empty(sum(map(len, parts)), np.uint8).data
+    start = 0
+    for part in parts:
+        record[start : start + len(part)] = part
+        start += len(part)
     return record
+
+
+def _tail(index: int, size: int, transaction: "Transaction[memoryview]") -> bytes | None:
+    parts = _parts(index, transaction)
+    if not parts:
+        return None
+    end = b"".join(parts[-2 - size // _PART :])
+    return end[max(0, len(end) - size) :]
+
+
+def _read_book(transaction: "Transaction[memoryview]") -> bytes:
+    return bytes(transaction.get(_BOOK, b""))
+
+
+def _write_book(text: bytes, transaction: "Transaction[bytes]") -> None:
+    transaction.put(_BOOK, text)
 
 
 def _keys_after(last: bytes, transaction: "Transaction[memoryview]") -> list[bytes]:
@@ -165,5 +201,8 @@ def _keys_after(last: bytes, transaction: "Transaction[memoryview]") -> list[byt
     return [bytes(key) for key in islice(cursor.iternext(values=False), _STEP)]
 
 
-def _name(key: bytes) -> str:
-    return f"{int.from_bytes(key):08}" if len(key) == 8 else repr(key)
+def _name(key: bytes) -> str | None:
+    if len(key) != _KEY.size:
+        return None if key == _BOOK else repr(key)
+    index, number = _KEY.unpack(key)
+    return f"{index:08}" if number == 0 else None

@@ -12,7 +12,6 @@ from typing import TypeVar
 import lmdb
 
 from reuseloader.lmdb_environment import ClosedError, Environment
-from reuseloader.record import Buffer
 
 T = TypeVar("T")
 
@@ -37,9 +36,9 @@ class Use:
         """What ``action`` returns; the views that its transaction gives end with it."""
         return self._run(lambda environment: environment.read(action))
 
-    def write(self, key: bytes, value: Buffer) -> None:
-        """Put a value in the place of another, in a transaction of its own."""
-        self._run(lambda environment: environment.write(key, value))
+    def write(self, action: Callable[["lmdb.Transaction[bytes]"], None], size: int) -> None:
+        """Commit what ``action`` does, perhaps in a second attempt; it adds ``size`` bytes."""
+        self._run(lambda environment: environment.write(action, size))
 
     def _run(self, action: Callable[[Environment], T]) -> T:
         while True:

@@ -165,6 +165,38 @@ def test_killed_processes_leave_no_trace(store):
     assert names(store) == ["boot_id", "data.mdb", "lock.mdb"]
 
 
+def read_for_ever(lmdb, ready):
+    ready.send(True)
+    rng = random.Random(0)
+    while True:
+        lmdb.read(rng.randrange(200))
+
+
+@pytest.mark.parametrize("draw", ["uniform", "heavy tail"])
+def test_the_file_stays_near_the_size_of_the_samples(draw, store):
+    """After 20 generations of 2 to 600 kB it has 1.5 times the samples' bytes, though some read."""
+    rng = random.Random(0)
+    lmdb = LMDBStore(store)
+    context = get_context("fork")
+    processes = []
+    for _ in range(2):
+        receiver, sender = context.Pipe(duplex=False)
+        processes.append(context.Process(target=read_for_ever, args=(lmdb, sender)))
+        processes[-1].start()
+        receiver.recv()
+    sizes, most = {}, 0
+    for number in range(20 * 200):
+        share = rng.random()
+        size = 2_000 * 300**share if draw == "heavy tail" else 2_000 + 598_000 * share
+        sizes[number % 200] = int(size)
+        lmdb.write(number % 200, bytes(int(size)))
+        most = max(most, sum(sizes.values()))
+    for process in processes:
+        process.kill()
+        process.join()
+    assert (store / "data.mdb").stat().st_size <= 1.5 * most
+
+
 def die_reading(lmdb):
     """Be killed in the midst of a transaction that reads."""
     lmdb._use.read(lambda transaction: os.kill(os.getpid(), signal.SIGKILL))
@@ -225,7 +257,7 @@ def test_starts_may_be_killed(store):
         process = context.Process(target=start_for_ever, args=(store, sender))
         process.start()
         receiver.recv()
-        for _ in range(rng.randrange(2000)):
+        for _ in range(rng.randrange(2000)):  # a moment that differs from round to round
             rng.random()
         os.kill(process.pid, signal.SIGKILL)
         assert joined([process]) == [-signal.SIGKILL]

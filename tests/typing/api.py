@@ -12,6 +12,7 @@ from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetch
 
 from reuseloader import (
     IndexEpoch,
+    LMDBStore,
     ReuseDataLoader,
     ReuseDataset,
     ReuseError,
@@ -105,6 +106,7 @@ dataset[pair]
 dataset[[pair, pair]]
 with ReuseDataset(Build(), 10, Records(), policy, format="torch") as entered:
     assert_type(entered, ReuseDataset)
+ReuseDataset(build, 10, LMDBStore(Path("store")), policy)
 dataset.close()
 
 # the sampler
