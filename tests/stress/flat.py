@@ -18,7 +18,10 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from common import Build, Report, arguments, digest, directory, pipeline
+from common import directory
+from pipelines import pipeline
+from report import Report, arguments
+from samples import Build, digest
 from torch.multiprocessing import get_context
 
 from reuseloader import ReusePolicy

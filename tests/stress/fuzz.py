@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 import xxhash
-from common import Report, arguments
+from report import Report, arguments
 
 from reuseloader import record
 from reuseloader.record import (
