@@ -208,9 +208,12 @@ def _temp_beside(target: str) -> Iterator[str]:
     temp = f"{target}.{owner}-{next(_temp_numbers)}.tmp"
     try:
         yield temp
-    finally:
-        with suppress(FileNotFoundError):
+    except BaseException:
+        with suppress(OSError):  # it must not take the place of what went wrong
             os.unlink(temp)
+        raise
+    with suppress(FileNotFoundError):
+        os.unlink(temp)
 
 
 def _owner_lives(owner: re.Match[str], info: os.stat_result) -> bool:
