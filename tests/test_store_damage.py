@@ -139,6 +139,7 @@ def test_a_large_sample_is_read(store):
     assert snapshot(store) == before
 
 
+@pytest.mark.leaves("a directory")
 @pytest.mark.parametrize("full", [False, True], ids=["empty", "full"])
 def test_a_directory_in_place_of_a_file_is_left_alone(full, store, log):
     """A directory where a file belongs is built around, with a warning for reading and storing."""
@@ -187,6 +188,7 @@ def test_another_dataset_warns_for_itself(store):
         assert len(caught) == 1
 
 
+@pytest.mark.leaves("damage")
 def test_damage_at_the_last_use_is_built_and_not_stored(store, log):
     """At its last use a damaged sample is built anew, but not stored any more."""
     policy = ReusePolicy(3)
