@@ -6,7 +6,7 @@ import threading
 import warnings
 
 import pytest
-from helpers import FORKS, ODD_ERRORS
+from helpers import FORKS, ODD_ERRORS, Thing
 from nodes_helpers import (
     ERRORS,
     INLINE,
@@ -38,7 +38,7 @@ from nodes_helpers import (
 )
 from torchdata.nodes import IterableWrapper
 
-from reuseloader import IndexEpoch, ReusePolicy, ReuseWarning
+from reuseloader import IndexEpoch, ReuseError, ReusePolicy, ReuseWarning
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
@@ -159,6 +159,23 @@ def test_a_load_that_always_fails(tmp_path, graph, hop):
         passes_are_right(graph, 4, tmp_path, save=save_text, load=broken_load)
     assert len(caught) == 1
     assert str(tmp_path) in str(caught[0].message)
+
+
+def thing_of(key):
+    return Thing(key.index)
+
+
+@all_modes
+def test_weights_only_forced_by_the_environment(tmp_path, graph, monkeypatch):
+    """What torch.load then refuses is an error that names the variable, not built for ever."""
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with (
+        graph.loader(tmp_path, thing_of, finish=None) as loader,
+        pytest.raises(ReuseError, match="TORCH_FORCE_WEIGHTS_ONLY_LOAD") as caught,
+    ):
+        [list(loader) for _ in range(2)]  # threads read nothing before the second pass
+    assert "index" in told(caught.value)
+    assert str(tmp_path) in told(caught.value)
 
 
 @all_modes

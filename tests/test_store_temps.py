@@ -49,6 +49,27 @@ def test_temps_of_killed_processes_are_removed_at_the_next_start(store):
     assert names(store) == [*(f"{i:08}.pt" for i in range(SIZE)), BOOK]
 
 
+def start_when_told(gate, path):
+    gate.wait()
+    ReuseDataset(sample_of, SIZE, path, FOREVER)
+
+
+def test_many_starts_at_once_clean_together(store):
+    """Starts that find the same abandoned files at the same moment do not trip over each other."""
+    dead = leave_temp(store)
+    for number in range(200):
+        (store / f"{dead.name.removesuffix('.tmp')}{number}.tmp").write_bytes(b"")
+    context = get_context("fork")
+    gate = context.Barrier(4)
+    children = [context.Process(target=start_when_told, args=(gate, store)) for _ in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+    assert temps(store) == []
+
+
 def owner_of(temp):
     """Host, pid, start and number in the name of a temporary file."""
     return temp.name.split(".")[2].split("-")
