@@ -19,6 +19,7 @@ from reuseloader.fetcher import MISS, Fetcher
 from reuseloader.key import ReuseKey
 from reuseloader.mix import mix
 from reuseloader.order import IndexEpoch
+from reuseloader.raised import add_note, describe
 from reuseloader.tensors import TensorsCodec, UnsupportedError, encoded
 
 WorkerInit = Callable[[int], object]
@@ -152,7 +153,7 @@ def init_failure(error: Exception, worker_id: int) -> Exception:
     """What the tasks of a worker raise if its ``worker_init_fn`` raised ``error``."""
     if isinstance(error, StopIteration):  # as it is, it would end the pass in silence
         error = RuntimeError(f"worker_init_fn raised {error!r}")
-    error.add_note(f"in worker_init_fn of worker {worker_id}")
+    add_note(error, f"in worker_init_fn of worker {worker_id}")
     return error
 
 
@@ -177,11 +178,12 @@ def send_all(requests: Sequence[Request]) -> list[Any]:
 def _portable(error: Exception) -> Exception:
     """``error``, or a RuntimeError with its text if it would not survive the way back."""
     try:
+        error.__traceback__ = error.__traceback__  # as an executor does; a frozen one raises
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
     except Exception:
         pass
-    stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+    stand_in = RuntimeError(describe(error))
     for note in getattr(error, "__notes__", ()):
         stand_in.add_note(note)
     return stand_in.with_traceback(error.__traceback__)

@@ -13,6 +13,7 @@ import torch
 
 from reuseloader.errors import ReuseError
 from reuseloader.names import full_name_of, name_of
+from reuseloader.raised import add_note
 from reuseloader.record import Buffer, codec_id
 from reuseloader.sample import require_cpu, smallest_failing
 
@@ -26,7 +27,7 @@ def torch_save(sample: Any, file: BinaryIO) -> None:
         _compact_save(sample, file)
     except Exception as error:
         place = smallest_failing(sample, _compact_save)
-        error.add_note(f"torch.save fails at {place}")
+        add_note(error, f"torch.save fails at {place}")
         raise
 
 

@@ -15,6 +15,7 @@ from reuseloader.key import ReuseKey
 from reuseloader.names import name_of
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.raised import add_note, describe
 from reuseloader.record import (
     TRAILER_SIZE,
     Buffer,
@@ -189,12 +190,10 @@ class Fetcher:
             return
         exhausted = isinstance(error, OSError) and error.errno in _EXHAUSTED
         if exhausted or isinstance(error, (MemoryError, ReuseError)):
-            error.add_note(f"{_where(key)}, at {self._place(key)}")
+            add_note(error, f"{_where(key)}, at {self._place(key)}")
             raise error
-        reason = str(error).partition("\n")[0]
-        if not isinstance(error, DamagedError):
-            reason = f"{type(error).__name__}: {reason}"
-        self.tally.note(kind, self._place(key), reason)
+        reason = str(error) if isinstance(error, DamagedError) else describe(error)
+        self.tally.note(kind, self._place(key), reason.partition("\n")[0])
 
     def _place(self, key: ReuseKey) -> str:
         locate = getattr(self.store, "locate", None)
@@ -268,5 +267,5 @@ def _call(name: str, key: ReuseKey, function: Callable[..., Any], *args: Any) ->
     except StopIteration as error:  # as it is, it would end the pass in silence
         raise RuntimeError(f"{name} raised StopIteration for {_where(key)}") from error
     except Exception as error:
-        error.add_note(f"in {name} for {_where(key)}")
+        add_note(error, f"in {name} for {_where(key)}")
         raise

@@ -23,6 +23,15 @@ def start_time(pid: int) -> int:
     return _state_and_start(pid)[1]
 
 
+def _forget() -> None:
+    host_id.cache_clear()
+    start_time.cache_clear()
+
+
+# a child may have the pid of a process of old, or be the first of another namespace
+os.register_at_fork(after_in_child=_forget)
+
+
 def is_running(pid: int, start: int) -> bool:
     """Whether the process ``pid`` that began at ``start`` is still alive on this host."""
     try:

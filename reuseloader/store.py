@@ -36,7 +36,7 @@ class Store(Protocol):
     def read(self, index: int) -> Buffer | None:
         """The record of ``index``, or None if there is none; what is writable is the caller's."""
 
-    def write(self, index: int, record: Buffer) -> None:
+    def write(self, index: int, record: bytes) -> None:
         """Replace the record of ``index``, at once for every reader."""
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ def _temp_beside(target: str) -> Iterator[str]:
     try:
         yield temp
     except BaseException:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it must not take the place of what went wrong
             os.unlink(temp)
         raise
 

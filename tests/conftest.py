@@ -1,6 +1,9 @@
 import pytest
 from helpers import Log
 
+from reuseloader.audit import check
+from reuseloader.store import DirectoryStore
+
 
 @pytest.fixture
 def log(tmp_path):
@@ -9,6 +12,10 @@ def log(tmp_path):
 
 
 @pytest.fixture
-def store(tmp_path):
-    """A directory that is yet to be made."""
-    return tmp_path / "store"
+def store(request, tmp_path):
+    """A directory that is yet to be made; the start after a test, unless marked, finds it sound."""
+    path = tmp_path / "store"
+    yield path
+    if path.is_dir() and request.node.get_closest_marker("leaves") is None:
+        found = check(DirectoryStore(path))
+        assert found.clean, found

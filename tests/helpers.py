@@ -78,6 +78,61 @@ def fail_at_two(key, kind, args=("broken sample",)):
     return key.index
 
 
+class TwoArguments(Exception):  # noqa: N818  # the tests speak of its trouble, not of an error
+    def __init__(self, code, place):
+        super().__init__(f"{place}: {code}")
+
+
+class KeywordOnly(Exception):  # noqa: N818
+    def __init__(self, *, place):
+        super().__init__(place)
+
+
+class Irreducible(Exception):  # noqa: N818
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+class Hooked(Exception):  # noqa: N818
+    def __init__(self, text):
+        super().__init__(text)
+        self.hook = lambda: None
+
+
+class Mute(Exception):  # noqa: N818
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class MuteAndHooked(Mute):
+    def __init__(self, text):
+        super().__init__(text)
+        self.hook = lambda: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):  # noqa: N818
+    place: str
+
+
+ODD_ERRORS = {
+    "two arguments": lambda: TwoArguments(7, "the reason"),
+    "keyword only": lambda: KeywordOnly(place="the reason"),
+    "__reduce__ raises": lambda: Irreducible("the reason"),
+    "unpicklable attribute": lambda: Hooked("the reason"),
+    "__str__ raises": lambda: Mute("the reason"),
+    "neither text nor pickle": lambda: MuteAndHooked("the reason"),
+    "frozen": lambda: Frozen("the reason"),
+}
+
+
+def odd_at_two(key, error):
+    """A build that raises one of ODD_ERRORS for index 2 alone."""
+    if key.index == 2:
+        raise ODD_ERRORS[error]()
+    return sample_of(key)
+
+
 def with_present(sample, key):
     """A `finish` that adds what the present key says."""
     return {**sample, "present": (key.epoch, key.use, key.use_seed), "pid": os.getpid()}

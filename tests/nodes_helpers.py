@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from helpers import ODD_ERRORS
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetcher, SamplerWrapper
 
 from reuseloader import IndexEpoch, ReuseKey, ReusePolicy
@@ -132,29 +133,13 @@ class KilledOnce:
         return sample_of(key)
 
 
-class AwkwardError(Exception):
-    """Cannot be made from its own args, as unpickling does."""
-
-    def __init__(self, code: int, *, place: str) -> None:
-        super().__init__(f"code {code} at {place}")
-
-
-class UnpicklableError(Exception):
-    """Carries what cannot be pickled."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.hook = lambda: None
-
-
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "ordinary": lambda: ValueError("the reason"),
     "reduced": lambda: json.JSONDecodeError("the reason", "{", 1),
-    "awkward": lambda: AwkwardError(7, place="the reason"),
-    "unpicklable": lambda: UnpicklableError("the reason"),
     "chained": lambda: OSError(28, "the reason", "/some/file"),
     "stop": lambda: StopIteration("the reason"),
     "exit": lambda: SystemExit("the reason"),
+    **ODD_ERRORS,
 }
 
 

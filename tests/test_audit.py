@@ -44,6 +44,7 @@ def test_an_empty_store_is_clean(store):
     assert (found.samples, found.bytes) == (0, 0)
 
 
+@pytest.mark.leaves("damage")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -69,6 +70,7 @@ def test_every_damage_is_found_and_left_as_it_is(damage, full, store):
     assert snapshot(store) == before
 
 
+@pytest.mark.leaves("strays")
 def test_temps_and_strays_are_named(full, store):
     """Temporary files are told from what ReuseLoader did not make, and both are named."""
     (store / "00000000.pt").unlink()

@@ -588,6 +588,7 @@ def test_pairs_of_a_sampler_decide(store):
         ]
 
 
+@pytest.mark.leaves("strays")
 def test_a_reuse_sampler_counts_with_the_loader(store):
     """A ReuseSampler given by the user follows the loader's epochs, as sampler or in batches."""
     for number, wrap in enumerate(

@@ -96,6 +96,7 @@ def test_damage_is_said_once_at_the_end_of_the_pass(workers, store):
     assert caught == []
 
 
+@pytest.mark.leaves("damage")
 @pytest.mark.parametrize("end", ["break", "close", "with", "error"])
 @pytest.mark.parametrize("workers", ["none", "fork"])
 def test_damage_is_said_however_the_pass_ends(workers, end, store):
@@ -272,6 +273,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.leaves("damage")
 @pytest.mark.parametrize("flags", [("-W", "error"), ("-W", "error::UserWarning")])
 def test_warnings_as_errors_do_not_break_delivery(flags, store):
     """Under ``python -W error`` damaged files cost no sample, no pass and no exit code."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers import (
     FORKS,
+    ODD_ERRORS,
     START_METHODS,
     Caught,
     DictStore,
@@ -29,6 +30,7 @@ from helpers import (
     flat,
     forked,
     keys,
+    odd_at_two,
     python,
     sample_of,
     temps,
@@ -434,6 +436,47 @@ def test_an_interrupt_in_the_main_process_ends_the_pass(error, store):
         list(loader)
     assert loader.next_epoch == 1
     assert_right(flat(loader), POLICY, 1)
+
+
+class Plain:
+    """The dataset of one's own that does what `odd_at_two` does."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return odd_at_two(POLICY.key(index, 0), self.error)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("error", ODD_ERRORS)
+def test_an_error_in_a_worker_comes_as_from_a_plain_dataset(error, persistent, store):
+    """Of whatever class, it is what DataLoader makes of it, and tells index, epoch, generation."""
+    options = {
+        "batch_size": 2,
+        "collate_fn": list,
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+        "persistent_workers": persistent,
+    }
+    with fails(Exception) as wanted:
+        list(DataLoader(Plain(error), **options))
+    build = functools.partial(odd_at_two, error=error)
+    with ReuseDataLoader(build, SIZE, store, lifetime=3, seed=5, **options) as loader:
+        for epoch in range(2):
+            batches = iter(loader)
+            assert_right(next(batches), POLICY, epoch)
+            with fails(wanted.type) as caught:
+                list(batches)
+            (text,) = caught.value.args
+            generation = POLICY.key(2, epoch).generation
+            assert f"in build for index 2, epoch {epoch}, generation {generation}" in text
+            assert "odd_at_two" in text
+            assert type(ODD_ERRORS[error]()).__name__ in text
+            del batches, caught
 
 
 # --- resources ------------------------------------------------------------------------------------

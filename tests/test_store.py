@@ -189,6 +189,7 @@ def test_without_reuse_the_directory_stays_empty(workers, store):
     assert names(store) == []
 
 
+@pytest.mark.leaves("damage")
 def test_without_reuse_nothing_stored_is_touched(store):
     """A run of lifetime 1 neither reads nor changes what another left in the directory."""
     with ReuseDataset(sample_of, SIZE, store, FOREVER) as dataset:
@@ -261,6 +262,7 @@ def open_descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.leaves("a pipe")
 def test_passes_open_no_descriptors(store):
     """Hits, misses, damage and samples kept by the consumer leave no descriptor open."""
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from helpers import (
     FOREVER,
+    ODD_ERRORS,
     SIZE,
     Caught,
     big_sample,
     bits,
+    expected,
     keys,
     names,
     overwrite,
@@ -24,7 +26,7 @@ from helpers import (
     temps,
 )
 
-from reuseloader import ReuseDataset, ReusePolicy
+from reuseloader import IndexEpoch, ReuseDataset, ReusePolicy
 
 
 def instead(make):
@@ -137,6 +139,7 @@ def test_a_large_sample_is_read(store):
     assert snapshot(store) == before
 
 
+@pytest.mark.leaves("a directory")
 @pytest.mark.parametrize("full", [False, True], ids=["empty", "full"])
 def test_a_directory_in_place_of_a_file_is_left_alone(full, store, log):
     """A directory where a file belongs is built around, with a warning for reading and storing."""
@@ -185,6 +188,7 @@ def test_another_dataset_warns_for_itself(store):
         assert len(caught) == 1
 
 
+@pytest.mark.leaves("damage")
 def test_damage_at_the_last_use_is_built_and_not_stored(store, log):
     """At its last use a damaged sample is built anew, but not stored any more."""
     policy = ReusePolicy(3)
@@ -244,6 +248,28 @@ def test_a_planted_pickle_is_not_run(trailer, store, tmp_path):
     assert mark.exists()
 
 
+def test_what_is_stale_or_damaged_is_never_loaded(store):
+    """That a record is old, of other settings or not sound is known before load sees a byte."""
+    loads = []
+
+    def load(file):
+        loads.append(file)
+        return torch.load(file, weights_only=False)
+
+    def dataset(seed):
+        return ReuseDataset(sample_of, SIZE, store, ReusePolicy(4, seed), load=load)
+
+    assert right(dataset(0), 0)
+    assert right(dataset(1), 0)  # other settings
+    assert right(dataset(1), 4)  # the next generation
+    (store / "00000000.pt").write_bytes((store / "00000000.pt").read_bytes()[1:])
+    with Caught():
+        assert bits(dataset(1)[IndexEpoch(0, 5)]) == expected(ReusePolicy(4, 1), 0, 5)
+    assert loads == []
+    assert bits(dataset(1)[IndexEpoch(0, 6)]) == expected(ReusePolicy(4, 1), 0, 6)
+    assert len(loads) == 1
+
+
 @pytest.mark.parametrize("change", ["generation", "lifetime", "seed", "fingerprint", "save"])
 def test_other_settings_build_anew_in_silence(change, store, log):
     """What was stored under other settings is never read, and back again neither."""
@@ -281,6 +307,22 @@ def stop(file):
 
 def bad_value(file):
     raise ValueError("cannot reshape")
+
+
+def mute(file):
+    raise ODD_ERRORS["__str__ raises"]()
+
+
+def test_a_load_that_fails_without_words_is_a_miss(store, log):
+    """A load whose error cannot even be printed is a miss; the warning has the error's type."""
+    dataset = ReuseDataset(log.build, SIZE, store, FOREVER, load=mute)
+    with Caught() as caught:
+        for epoch in range(2):
+            assert right(dataset, epoch)
+        dataset.close()
+    assert log.indices() == sorted([*range(SIZE)] * 2)
+    assert len(caught) == 1
+    assert "Mute" in caught[0]
 
 
 @pytest.mark.parametrize("load", [no_numpy_core, no_such_class, stop, bad_value])

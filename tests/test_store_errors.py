@@ -1,4 +1,5 @@
 import errno
+import functools
 import itertools
 import os
 import pickle
@@ -9,6 +10,7 @@ from helpers import (
     BOOK,
     FOREVER,
     FORKS,
+    ODD_ERRORS,
     SIZE,
     Caught,
     DictStore,
@@ -17,6 +19,7 @@ from helpers import (
     expected,
     forked,
     names,
+    odd_at_two,
     right,
     run_pass,
     sample_of,
@@ -157,3 +160,15 @@ def test_errors_of_the_users_functions_say_where(name, store):
     with pytest.raises(LookupError, match="mine") as caught:
         dataset[IndexEpoch(17, 11)]
     assert caught.value.__notes__ == [f"in {name} for index 17, epoch 11, generation 3"]
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS)
+def test_an_error_of_an_odd_class_says_where_too(error, store):
+    """However its class is made, the very error comes, with its place and its traceback."""
+    dataset = ReuseDataset(functools.partial(odd_at_two, error=error), SIZE, store, FOREVER)
+    for _ in range(2):
+        with pytest.raises(type(ODD_ERRORS[error]())) as caught:
+            dataset[2]
+        assert caught.value.__notes__ == ["in build for index 2, epoch 0, generation 0"]
+        assert caught.traceback[-1].name == "odd_at_two"
+    assert names(store) == [BOOK]

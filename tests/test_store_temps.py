@@ -1,8 +1,12 @@
+import ctypes
 import os
 import pickle
+import sys
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers import (
     BOOK,
@@ -24,6 +28,8 @@ from helpers import (
 
 from reuseloader import IndexEpoch, ReuseDataset
 
+_NEWPID, _NEWUSER = 0x20000000, 0x10000000  # CLONE_...
+
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
 
@@ -43,6 +49,32 @@ def test_temps_of_killed_processes_are_removed_at_the_next_start(store):
     assert names(store) == [*(f"{i:08}.pt" for i in range(SIZE)), BOOK]
 
 
+def start_when_told(gate, path):
+    gate.wait()
+    ReuseDataset(sample_of, SIZE, path, FOREVER)
+
+
+def test_many_starts_at_once_clean_together(store):
+    """Starts that find the same abandoned files at the same moment do not trip over each other."""
+    dead = leave_temp(store)
+    for number in range(200):
+        (store / f"{dead.name.removesuffix('.tmp')}{number}.tmp").write_bytes(b"")
+    context = get_context("fork")
+    gate = context.Barrier(4)
+    children = [context.Process(target=start_when_told, args=(gate, store)) for _ in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+    assert temps(store) == []
+
+
+def owner_of(temp):
+    """Host, pid, start and number in the name of a temporary file."""
+    return temp.name.split(".")[2].split("-")
+
+
 def write_slowly(build, path, pipe):
     """Store a sample, but wait for a word between writing and renaming its file."""
     replace = os.replace
@@ -59,11 +91,28 @@ def write_slowly(build, path, pipe):
     pipe.send((bits(sample) == expected(FOREVER, 0, 0), list(caught)))
 
 
-@pytest.fixture
-def slow_writer(store, log):
+def write_in_a_container(build, path, pipe):
+    """`write_slowly` as the first process of a numbering of its own."""
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None).unshare(_NEWPID if user == 0 else _NEWPID | _NEWUSER):
+        pipe.send(None)
+        return
+    if user != 0:  # so that what it writes stays this user's
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    pid = os.fork()
+    if pid == 0:
+        write_slowly(build, path, pipe)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@contextmanager
+def writing(target, *args):
     """A live process between writing and renaming; gives its temp file and what ends the wait."""
     here, there = get_context("fork").Pipe()
-    process = get_context("fork").Process(target=write_slowly, args=(log.build, store, there))
+    process = get_context("fork").Process(target=target, args=(*args, there))
     process.start()
     there.close()
 
@@ -73,9 +122,21 @@ def slow_writer(store, log):
         process.join()
         return answer
 
-    yield Path(here.recv()), go_on
-    process.kill()
-    process.join()
+    temp = here.recv()
+    try:
+        yield temp and Path(temp), go_on
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children():
+                child.kill()
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def slow_writer(store, log):
+    with writing(write_slowly, log.build, store) as (temp, go_on):
+        yield temp, go_on
 
 
 def test_temps_of_live_processes_are_kept(slow_writer, store, log):
@@ -88,6 +149,23 @@ def test_temps_of_live_processes_are_kept(slow_writer, store, log):
     assert names(store) == ["00000000.pt", BOOK]
     assert right(dataset, 1)
     assert log.indices() == list(range(SIZE))  # index 0 by the other process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="numberings of processes: Linux")
+def test_temps_of_containers_are_those_of_another_host(store):
+    """A process of another numbering is not mistaken for the one of its pid here, alive or dead."""
+    ReuseDataset(sample_of, SIZE, store, FOREVER)  # which process this is, is known here by now
+    with writing(write_in_a_container, sample_of, store) as (temp, go_on):
+        if temp is None:
+            pytest.skip("no right to make a namespace")
+        here = leave_temp(store, index=1)
+        assert owner_of(temp)[0] != owner_of(here)[0]
+        assert owner_of(temp)[1] == "1"
+        dataset = ReuseDataset(sample_of, SIZE, store, FOREVER)
+        assert temps(store) == [temp.name]  # pid 1 of here began at another time
+        assert go_on() == (True, [])
+    assert names(store) == ["00000000.pt", BOOK]
+    assert right(dataset, 1)
 
 
 def test_a_process_outlives_the_loss_of_its_temp(slow_writer, store):
@@ -112,6 +190,7 @@ def test_pids_used_again_do_not_keep_temps(store):
     assert temps(store) == []
 
 
+@pytest.mark.leaves("a temp file")
 @pytest.mark.parametrize(("hours", "kept"), [(0, True), (23, True), (25, False), (24 * 365, False)])
 def test_temps_of_other_hosts_are_kept_for_a_day(hours, kept, store):
     """Whether another host's process lives nobody knows: its temp file has a day."""
@@ -126,6 +205,7 @@ def test_temps_of_other_hosts_are_kept_for_a_day(hours, kept, store):
     assert temps(store) == ([foreign.name] if kept else [])
 
 
+@pytest.mark.leaves("a temp file")
 def test_only_a_start_cleans(store):
     """Neither copies, nor workers, nor passes remove temp files: only who constructs does."""
     dataset = ReuseDataset(sample_of, SIZE, store, FOREVER)
@@ -137,6 +217,7 @@ def test_only_a_start_cleans(store):
     assert temps(store) == [temp.name]
 
 
+@pytest.mark.leaves("strays")
 def test_nothing_foreign_is_touched(store, tmp_path):
     """Files, links and directories that are not ours survive starts and passes unchanged."""
     dead = leave_temp(store)

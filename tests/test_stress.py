@@ -10,6 +10,7 @@ SHORT_FORMS = {
     "damage": ["--rounds", "300"],
     "fuzz": ["--rounds", "20000"],
     "fuzz_tensors": ["--rounds", "20000"],
+    "kill": ["--rounds", "4"],
     "full_disk": ["--rounds", "6"],
     "many": ["--rounds", "4", "--fetches", "150"],
     "flat": ["--rounds", "14", "--batches", "30"],

@@ -1,158 +1,22 @@
-"""What the stress scripts share: samples in closed form, places to work in, the last line."""
+"""Places, processes, users and warnings, for all scripts."""
 
-import argparse
 import os
-import pickle
 import random
 import shutil
-import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-import torch
-import xxhash
-from torchdata.nodes import Batcher, Loader, Prefetcher
-
-from reuseloader import ReuseDataLoader, ReuseKey, ReusePolicy, ReuseWarning
-from reuseloader.nodes import ReuseMapper, ReuseSampler
+from reuseloader import ReuseWarning
 
 T = TypeVar("T")
 
 NOBODY = 65534  # a user whom file modes bind
-_SHOWN = 20  # faults of a kind that are printed
-
-
-# --- samples --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Build:
-    """A build in closed form: the key, and ``count`` random words; takes ``seconds``."""
-
-    format: str = "torch"
-    count: int = 30
-    seconds: float = 0.0
-    version: int = 1  # what a fingerprint has to tell apart
-
-    def __call__(self, key: ReuseKey) -> Any:
-        if self.seconds:
-            time.sleep(self.seconds)
-        words = key.rng().integers(0, 2**63 // self.version, self.count)
-        values = np.concatenate([np.array(key), words])
-        if self.format == "numpy":
-            return values
-        if self.format == "pickle":
-            return {"key": tuple(key), "values": values}
-        return {"key": tuple(key), "values": torch.from_numpy(values)}
-
-
-def save_array(array: np.ndarray, file: BinaryIO) -> None:
-    np.save(file, array)
-
-
-FORMATS: dict[str, dict[str, Any]] = {
-    "torch": {},
-    "pickle": {"save": pickle.dump, "load": pickle.load},
-    "numpy": {"save": save_array, "load": np.load},
-}
-
-
-def digest(sample: Any) -> str:
-    """Equal exactly for equal samples of `Build`: types, dtype, shape and every bit."""
-    key, values = (sample["key"], sample["values"]) if isinstance(sample, dict) else ("", sample)
-    kind = f"{type(sample).__name__} {key} {type(values).__name__} {values.dtype} {values.shape}"
-    return xxhash.xxh3_128_hexdigest(kind.encode() + np.asarray(values).tobytes())
-
-
-@lru_cache(maxsize=2**16)
-def expected(build: Build, policy: ReusePolicy, index: int, epoch: int) -> str:
-    """The digest of what a right loader delivers for index and epoch: the closed form."""
-    return digest(replace(build, seconds=0)(policy.key(index, epoch).first))
-
-
-def expected_pass(build: Build, policy: ReusePolicy, epoch: int, size: int) -> list[str]:
-    """The digests of a whole shuffled pass, in its order."""
-    order = policy.order(np.arange(size), epoch, size).tolist()
-    return [expected(build, policy, index, epoch) for index in order]
-
-
-# --- pipelines ------------------------------------------------------------------------------------
-
-_FORK = {"num_workers": 2, "prefetch_factor": 8, "multiprocessing_context": "fork"}
-PIPELINES: dict[str, dict[str, Any]] = {
-    "DataLoader": {},
-    "DataLoader, 2 workers": _FORK,
-    "DataLoader, 2 persistent workers": {**_FORK, "persistent_workers": True},
-    "DataLoader, 2 spawned workers": {
-        **_FORK,
-        "multiprocessing_context": "spawn",
-        "persistent_workers": True,
-    },
-    "nodes": {},
-    "nodes, 2 threads": {"num_workers": 2, "method": "thread"},
-    "nodes, 2 processes": {
-        "num_workers": 2,
-        "method": "process",
-        "multiprocessing_context": "fork",
-        "max_concurrent": 16,
-    },
-    "nodes, 2 processes, whole batches": {
-        "num_workers": 2,
-        "method": "process",
-        "multiprocessing_context": "fork",
-    },
-}
-
-
-def pipeline(
-    name: str,
-    build: Build,
-    policy: ReusePolicy,
-    path: Path | str,
-    *,
-    size: int,
-    batch: int,
-    start_epoch: int = 0,
-    **options: Any,
-) -> tuple[Any, Any]:
-    """Return (loader, what to close): shuffled batches, which are lists."""
-    options = {**PIPELINES[name], **FORMATS[build.format], **options}
-    if name.startswith("DataLoader"):
-        loader = ReuseDataLoader(
-            build,
-            size,
-            path,
-            lifetime=policy.lifetime,
-            seed=policy.seed,
-            start_epoch=start_epoch,
-            shuffle=True,
-            batch_size=batch,
-            collate_fn=list,
-            **options,
-        )
-        return loader, loader
-    node: Any = ReuseSampler(size, policy, start_epoch=start_epoch)
-    whole = "whole batches" in name
-    if whole:  # made in one worker, and sent
-        node = Batcher(node, batch, drop_last=False)
-    node = mapper = ReuseMapper(node, build, path, policy, size=size, **options)
-    if not whole:
-        node = Batcher(node, batch, drop_last=False)
-    return Loader(Prefetcher(node, 4)), mapper
-
-
-# --- places ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -166,9 +30,6 @@ def directory() -> Iterator[Path]:
         for folder, _, _ in os.walk(path):
             os.chmod(folder, 0o700)
         shutil.rmtree(path)
-
-
-# --- other processes and users --------------------------------------------------------------------
 
 
 def become_nobody() -> bool:
@@ -208,9 +69,6 @@ def _answer(sender: Any, function: Callable[..., Any], args: tuple[Any, ...]) ->
     sender.send(answer)
 
 
-# --- warnings -------------------------------------------------------------------------------------
-
-
 @contextmanager
 def caught() -> Iterator[list[str]]:
     """The texts of the ReuseWarnings of a block, once it has ended; any other is an error."""
@@ -224,62 +82,9 @@ def caught() -> Iterator[list[str]]:
     texts.extend(str(record.message) for record in records)
 
 
-# --- the frame of a script ------------------------------------------------------------------------
-
-
-def arguments(doc: str | None, **defaults: int) -> argparse.Namespace:
-    """``--seed`` and what else has a default, from the command line; says what repeats the run."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=style)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    for name, value in defaults.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    chosen = parser.parse_args()
-    again = " ".join(f"--{name} {value}" for name, value in vars(chosen).items())
-    print(f"{Path(sys.argv[0]).name} {again}", flush=True)
-    return chosen
-
-
 def shuffled(things: Iterable[T], rng: random.Random) -> Iterator[T]:
     """All of them in a random order, then all again in another one, without end."""
     things = list(things)
     while True:
         rng.shuffle(things)
         yield from things
-
-
-class Report:
-    """Figures of a run, and counts of what must not happen."""
-
-    def __init__(self, *faults: str) -> None:
-        self.figures: Counter[str] = Counter()
-        self.faults = Counter(dict.fromkeys(faults, 0))
-        self._start = time.monotonic()
-
-    def count(self, name: str, by: int = 1) -> None:
-        """Add to a figure."""
-        self.figures[name] += by
-
-    def fault(self, name: str, text: object) -> None:
-        """Something is wrong: count it, and show the first of its kind."""
-        self.faults[name] += 1
-        if self.faults[name] <= _SHOWN:
-            print(f"FAULT, {name}: {text}", flush=True)
-
-    def expect(self, good: bool, name: str, text: object) -> None:
-        """A fault unless ``good``."""
-        if not good:
-            self.fault(name, text)
-
-    def add(self, other: "Report") -> None:
-        """Take over what another process has counted."""
-        self.figures.update(other.figures)
-        self.faults.update(other.faults)
-
-    def finish(self) -> int:
-        """Print the last line; return the exit code."""
-        counts = [f"{n} {name}" for name, n in [*self.figures.items(), *self.faults.items()]]
-        verdict = "WRONG" if self.faults.total() else "right"
-        seconds = time.monotonic() - self._start
-        print(f"{verdict}: {', '.join(counts)}; {seconds:.0f} s", flush=True)
-        return 1 if self.faults.total() else 0

@@ -9,112 +9,33 @@ run. Every sample must be right, nothing half-written may stay, each kind of tro
 once, and what can be stored again is stored again.
 """
 
-import ctypes
 import errno
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import (
-    FORMATS,
-    PIPELINES,
-    Build,
-    Report,
-    arguments,
-    become_nobody,
-    caught,
-    digest,
-    directory,
-    expected_pass,
-    in_child,
-    pipeline,
-    shuffled,
-)
+from common import become_nobody, caught, directory, in_child, shuffled
+from disks import NotAllowedError, fill, free, read_only, small_disk
+from pipelines import PIPELINES, pipeline
+from report import Report, arguments
+from samples import FORMATS, Build, digest, expected_pass
 
 from reuseloader import ReusePolicy
 from reuseloader.audit import check
 from reuseloader.record import read_stamp
 from reuseloader.store import DirectoryStore
 
-DISK = 8 * 2**20
 SIZE = 60
 COUNT = 12_500  # 100 kB a sample, 6 MB in all
 BATCH = 4
 LIFETIME = 2
 TURNS = 6  # times that a disk is filled and freed
 NAMES = [name for name in PIPELINES if "spawned" not in name]
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_NEWNS, _NEWUSER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
-_RDONLY, _REMOUNT, _REC, _PRIVATE = 1, 32, 0x4000, 0x40000  # MS_...
-
-
-class NotAllowedError(Exception):
-    """This machine does not let the script bring a scene about."""
-
-
-# --- mounts ---------------------------------------------------------------------------------------
-
-
-def system_call(name: str, *args: Any) -> None:
-    """A function of the C library that gives 0, or an error."""
-    encoded = [os.fsencode(arg) if isinstance(arg, (str, Path)) else arg for arg in args]
-    if getattr(_LIBC, name)(*encoded):
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
-
-
-def own_mounts() -> None:
-    """Give this process mounts of its own."""
-    user, group = os.getuid(), os.getgid()
-    system_call("unshare", _NEWNS if user == 0 else _NEWNS | _NEWUSER)
-    if user != 0:  # root, but in these mounts alone
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    system_call("mount", "none", "/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
-
-
-@contextmanager
-def small_disk(path: Path) -> Iterator[Path]:
-    """A file system of its own; NotAllowedError where there can be none."""
-    path.mkdir()
-    try:
-        own_mounts()
-        system_call("mount", "tmpfs", path, "tmpfs", ctypes.c_ulong(0), f"size={DISK}")
-    except OSError as error:
-        raise NotAllowedError(str(error)) from error
-    try:
-        yield path
-    finally:
-        system_call("umount2", path, 2)  # MNT_DETACH
-
-
-def read_only(path: Path, yes: bool) -> None:
-    flags = _REMOUNT | (_RDONLY if yes else 0)
-    system_call("mount", "tmpfs", path, "tmpfs", ctypes.c_ulong(flags), f"size={DISK}")
-
-
-def fill(ballast: Path) -> None:
-    """Leave no room; somebody else is writing too, so what is freed meanwhile is taken as well."""
-    with open(ballast, "ab", buffering=0) as file:
-        for size in (2**16, 2**12, 1):
-            with suppress(OSError):
-                while True:
-                    file.write(bytes(size))
-
-
-def free(ballast: Path) -> None:
-    ballast.unlink()
-
-
-# --- scenes ---------------------------------------------------------------------------------------
 
 
 class Scene:

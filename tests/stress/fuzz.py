@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 
 import xxhash
-from common import Report, arguments
 from guided import search
+from report import Report, arguments
 
 from reuseloader import record
 from reuseloader.record import (

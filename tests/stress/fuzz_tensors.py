@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Report, arguments
 from guided import search
+from report import Report, arguments
 
 from reuseloader import tensors
 from reuseloader.record import DamagedError

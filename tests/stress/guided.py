@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from common import Report
+from report import Report
 
 MEMORY = 32  # MB by which the process may grow
 

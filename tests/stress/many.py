@@ -21,17 +21,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import (
-    FORMATS,
-    Build,
-    Report,
-    arguments,
-    caught,
-    digest,
-    directory,
-    expected,
-    shuffled,
-)
+from common import caught, directory, shuffled
+from report import Report, arguments
+from samples import FORMATS, Build, digest, expected
 from torch.utils.data import DistributedSampler
 
 from reuseloader import IndexEpoch, ReuseDataLoader, ReuseDataset, ReusePolicy
