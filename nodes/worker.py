@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from reuseloader.codec import Codec
+from reuseloader.codec import FileCodec
 from reuseloader.fetcher import MISS, Fetcher
 from reuseloader.key import ReuseKey
 from reuseloader.mix import mix
@@ -23,7 +23,7 @@ from reuseloader.order import IndexEpoch
 WorkerInit = Callable[[int], object]
 
 # Results cross to another process as bytes: tensors would each hold a file descriptor there.
-_PARCEL = Codec()
+_PARCEL = FileCodec()
 
 
 class Request(Protocol):

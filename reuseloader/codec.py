@@ -5,7 +5,7 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 
 from reuseloader.errors import ReuseError
 from reuseloader.names import full_name_of, name_of
-from reuseloader.record import codec_id
+from reuseloader.record import Buffer, codec_id
 from reuseloader.sample import require_cpu, smallest_failing
 
 Save = Callable[[Any, BinaryIO], object]
@@ -108,8 +108,26 @@ class _Payload(io.BytesIO):
         self.flush()
 
 
+class Codec(Protocol):
+    """Sample <-> payload."""
+
+    @property
+    def id(self) -> int:
+        """The number of this codec in a trailer: what another one wrote is not read."""
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What must go along to a worker process, by the name of its argument."""
+
+    def encode(self, sample: Any) -> bytes:
+        """The payload of a sample."""
+
+    def decode(self, payload: Buffer) -> Any:
+        """The sample of a payload, whose memory it may take over if that is writable."""
+
+
 @dataclass(frozen=True)
-class Codec:
+class FileCodec:
     """A save/load pair: ``save(sample, file)``, ``load(file)`` with binary file objects.
 
     The name of ``save`` is part of every record: what another one wrote is not read.
@@ -123,6 +141,11 @@ class Codec:
         """The number of this codec in a trailer."""
         return codec_id(full_name_of(self.save))
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What must go along to a worker process, by the name of its argument."""
+        return {"save": self.save, "load": self.load}
+
     def encode(self, sample: Any) -> bytes:
         """What ``save`` wrote; ReuseError if that is nothing."""
         file = _Payload()
@@ -135,6 +158,6 @@ class Codec:
             )
         return payload
 
-    def decode(self, payload: bytes | memoryview) -> Any:
+    def decode(self, payload: Buffer) -> Any:
         """What ``load`` makes of exactly the bytes that ``save`` wrote."""
         return self.load(io.BytesIO(payload))

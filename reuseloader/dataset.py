@@ -31,6 +31,8 @@ class ReuseDataset(Dataset[Any]):
         save: ``save(sample, file)`` in place of `torch.save`; sees the sample alone.
         load: ``load(file)`` in place of `torch.load`; must return just what ``save`` was given.
         format: ``"torch"``: any object, stored by `torch.save` unless ``save`` is given.
+            ``"tensors"``: several times as fast, without pickle, for nested dict, list and tuple of
+            tensors, NumPy arrays, str, bytes, int, float, bool and None; see `reuseloader.tensors`.
         finish: ``finish(sample, key) -> sample``, a cheap random last part run at every use with
             the key of that use, never stored.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from reuseloader.codec import Codec, Load, Save, torch_load, torch_save
+from reuseloader.codec import Codec, FileCodec, Load, Save, torch_load, torch_save
 from reuseloader.errors import ReuseError, ReuseWarning
 from reuseloader.key import ReuseKey
 from reuseloader.names import name_of
@@ -29,6 +29,7 @@ from reuseloader.record import (
 from reuseloader.sample import require_cpu
 from reuseloader.store import Bookkeeper, DirectoryStore, Store
 from reuseloader.tally import Kind, Tally
+from reuseloader.tensors import TensorsCodec
 from reuseloader.validate import callable_or_none, instance, int_at_least
 
 Build = Callable[[ReuseKey], Any]
@@ -59,12 +60,7 @@ class Fetcher:
         self.policy = instance(ReusePolicy, "policy", policy)
         self.size = None if size is None else int_at_least(0, "size", size)
         instance(str, "fingerprint", fingerprint)
-        if format != "torch":
-            raise ValueError(f"format must be 'torch', got {format!r}")
-        self.codec = Codec(
-            callable_or_none("save", save) or torch_save,
-            callable_or_none("load", load) or torch_load,
-        )
+        self.codec = _codec(format, callable_or_none("save", save), callable_or_none("load", load))
         self.finish = callable_or_none("finish", finish)
         self.store = _opened(path)
         self.tally = Tally()
@@ -78,8 +74,7 @@ class Fetcher:
         """What must go along to a worker process, by the name of its argument."""
         return {
             "build": self.build,
-            "save": self.codec.save,
-            "load": self.codec.load,
+            **self.codec.parts,
             "finish": self.finish,
             "path": self.store,
         }
@@ -239,6 +234,17 @@ def _checked_build(build: Any) -> Build:
     if not callable(build):
         raise TypeError(f"build must be callable, got {build!r}")
     return build  # type: ignore[no-any-return]
+
+
+def _codec(format: str, save: Save | None, load: Load | None) -> Codec:
+    if format == "torch":
+        return FileCodec(save or torch_save, load or torch_load)
+    if format != "tensors":
+        raise ValueError(f"format must be 'torch' or 'tensors', got {format!r}")
+    for name, function in (("save", save), ("load", load)):
+        if function is not None:
+            raise ValueError(f"{name} must not be given with format='tensors', got {function!r}")
+    return TensorsCodec()
 
 
 def _opened(path: Any) -> Store:

@@ -22,7 +22,11 @@ def mix(*values: int) -> int:
     For fixed other values the hash before its last bit is dropped is a bijection of a value in
     [0, 2**64), so neighbouring seeds or indices share nothing but chance.
     """
-    state = 0
+    return absorb(0, *values) >> 1
+
+
+def absorb(state: int, *values: int) -> int:
+    """What `mix` is after these values, if it was ``state`` before; to be shifted at the end."""
     for value in values:
         if 0 <= value <= _MASK:
             state = _step(state ^ value)
@@ -31,7 +35,7 @@ def mix(*values: int) -> int:
             state = _step(state ^ (_MASK - count))
             for word in range(count):
                 state = _step(state ^ (value >> 64 * word & _MASK))
-    return state >> 1
+    return state
 
 
 def _step(x: int) -> int:

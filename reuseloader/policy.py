@@ -1,13 +1,14 @@
 """(index, epoch) -> key, in closed form: pure integers, no clock, no disk, no worker count."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from reuseloader.key import ReuseKey
-from reuseloader.mix import mix
+from reuseloader.mix import absorb
 from reuseloader.order import SampleOrder, ordered
 from reuseloader.validate import exact_int, instance, int_at_least
 
@@ -35,20 +36,19 @@ class ReusePolicy:
         object.__setattr__(self, "seed", exact_int("seed", self.seed))
         instance(bool, "balanced", self.balanced)
 
+    @cached_property
+    def _seed_state(self) -> int:
+        return absorb(0, self.seed)  # shared by the seeds of all keys
+
     def key(self, index: int, epoch: int) -> ReuseKey:
         """The key of sample ``index`` >= 0 in pass ``epoch`` >= 0; `ReuseKey` has the formulas."""
         index = int_at_least(0, "index", index)
         epoch = int_at_least(0, "epoch", epoch)
         phase = index % self.lifetime
         generation, use = divmod(epoch + phase, self.lifetime)
-        return ReuseKey(
-            index=index,
-            epoch=epoch,
-            generation=generation,
-            use=use,
-            seed=mix(self.seed, index, generation),
-            first_epoch=max(0, generation * self.lifetime - phase),
-        )
+        seed = absorb(self._seed_state, index, generation) >> 1  # mix(self.seed, index, generation)
+        first_epoch = generation * self.lifetime - phase if generation else 0
+        return ReuseKey(index, epoch, generation, use, seed, first_epoch)
 
     def is_last_use(self, key: ReuseKey) -> bool:
         """Whether no later epoch uses this generation, so that storing it would be in vain."""

@@ -73,7 +73,7 @@ class DirectoryStore:
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._remove_abandoned_temps()
-            self._write_file("00000000.pt", b"", keep=False)
+            self._prove_writable()
         except OSError as error:
             reason = f"path cannot be used to store samples ({error.strerror})"
             raise OSError(error.errno, reason, self.path) from error
@@ -121,12 +121,16 @@ class DirectoryStore:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _write_file(self, name: str, data: Buffer, *, keep: bool = True) -> None:
-        with _temp_beside(f"{self.path}/{name}") as temp:
-            with open(temp, "xb") as file:
-                file.write(data)
-            if keep:
-                os.replace(temp, f"{self.path}/{name}")
+    def _prove_writable(self) -> None:
+        with _temp_beside(self.locate(0)) as temp:
+            _write_new(temp, b"")
+            os.unlink(temp)
+
+    def _write_file(self, name: str, data: Buffer) -> None:
+        target = f"{self.path}/{name}"
+        with _temp_beside(target) as temp:
+            _write_new(temp, data)
+            os.replace(temp, target)
 
     def read_book(self) -> dict[str, Any]:
         """What the last run left in the bookkeeping file, or {}."""
@@ -202,15 +206,27 @@ def _read_tail(file: int, file_size: int, size: int) -> bytes:
 def _temp_beside(target: str) -> Iterator[str]:
     """A name beside ``target`` that no other writer uses and that says whose it is.
 
-    The file of that name is gone afterwards, whatever happened, unless it was moved away.
+    The block makes a file of that name and moves it away; if it fails, the file is removed.
     """
     owner = f"{host_id()}-{os.getpid()}-{start_time(os.getpid())}"
     temp = f"{target}.{owner}-{next(_temp_numbers)}.tmp"
     try:
         yield temp
-    finally:
+    except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temp)
+        raise
+
+
+def _write_new(path: str, data: Buffer) -> None:
+    """Write a file that is not there yet; OSError if it is."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    finally:
+        os.close(file)
 
 
 def _owner_lives(owner: re.Match[str], info: os.stat_result) -> bool:

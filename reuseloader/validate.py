@@ -23,7 +23,7 @@ def exact_int(name: str, value: Any) -> int:
 
 def int_at_least(minimum: int, name: str, value: Any) -> int:
     """Return ``value`` as an int in [minimum, 2**63 - 1]."""
-    number = exact_int(name, value)
+    number = value if type(value) is int else exact_int(name, value)
     if not minimum <= number <= MAX_INT:
         raise ValueError(f"{name} must be an int from {minimum} to 2**63 - 1, got {value!r}")
     return number

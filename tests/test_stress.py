@@ -9,6 +9,7 @@ from helpers import TESTS
 SHORT_FORMS = {
     "damage": ["--rounds", "300"],
     "fuzz": ["--rounds", "20000"],
+    "fuzz_tensors": ["--rounds", "20000"],
     "full_disk": ["--rounds", "6"],
     "many": ["--rounds", "4", "--fetches", "150"],
     "flat": ["--rounds", "14", "--batches", "30"],

@@ -9,15 +9,13 @@ accepted must be just what `seal` writes; no input may make memory grow.
 """
 
 import random
-import resource
 import struct
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import xxhash
 from common import Report, arguments
+from guided import search
 
 from reuseloader import record
 from reuseloader.record import (
@@ -34,7 +32,6 @@ from reuseloader.record import (
 
 STAMP = Stamp(codec=7, generation=3, seed=2**62, lifetime=4, fingerprint=fingerprint_digest("f"))
 PAYLOADS = (b"x", b"payload" * 20, bytes(300))
-MEMORY = 32  # MB by which the process may grow
 SIZES = (0, 1, 79, 80, 81, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 SUMS = struct.Struct("<QQ")
 LENGTH_AT, TRAILER_SUM_AT = TRAILER_SIZE - 24, TRAILER_SIZE - 8  # in the trailer
@@ -124,28 +121,6 @@ def changed(data: bytes, rng: random.Random) -> bytes:
 # --- what the reader does with them ---------------------------------------------------------------
 
 
-class Ways:
-    """Which steps from line to line of record.py the inputs have caused."""
-
-    def __init__(self) -> None:
-        self.steps: set[tuple[int, int]] = set()
-        self.new = False
-        self._last = 0
-
-    def call(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        """A tracer of calls, for `sys.settrace`."""
-        return self.line if frame.f_code.co_filename == record.__file__ else None
-
-    def line(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        """A tracer of lines."""
-        step = self._last, frame.f_lineno
-        self._last = frame.f_lineno
-        if step not in self.steps:
-            self.steps.add(step)
-            self.new = True
-        return self.line
-
-
 def read(data: bytes, report: Report) -> None:
     """Read an input in every way there is."""
     count = report.count
@@ -174,35 +149,11 @@ def read(data: bytes, report: Report) -> None:
         pass
 
 
-def memory() -> int:
-    """The most that this process ever had, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
 def main() -> int:
     chosen = arguments(__doc__, rounds=1_000_000)
-    rng = random.Random(chosen.seed)
     report = Report("crashes", "accepted what seal does not write", "too much memory")
-    corpus = [b"", *(seal(payload, STAMP) for payload in PAYLOADS)]
-    ways = Ways()
-    before = memory()
-    for number in range(chosen.rounds):
-        data = corpus[number] if number < len(corpus) else changed(rng.choice(corpus), rng)
-        ways.new = False
-        sys.settrace(ways.call)
-        try:
-            read(data, report)
-        except Exception as error:
-            report.fault("crashes", f"{type(error).__name__}: {error}, for {data!r}")
-        finally:
-            sys.settrace(None)
-        if ways.new and number >= len(corpus):
-            corpus.append(data)
-        report.count("rounds")
-    grown = memory() - before
-    report.count("steps of record.py taken", len(ways.steps))
-    report.count("MB that memory grew", grown)
-    report.expect(grown <= MEMORY, "too much memory", grown)
+    inputs = [b"", *(seal(payload, STAMP) for payload in PAYLOADS)]
+    search(chosen, report, record, inputs, changed, read)
     return report.finish()
 
 
