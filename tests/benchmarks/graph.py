@@ -1,16 +1,18 @@
 """A pass of hits through a torchdata graph beside DataLoader and torchdata's ParallelMapper.
 
-All read the same store of finished samples in the same order and collate batches; the consumer drops
-them. The graphs are `ReuseSampler -> ReuseMapper -> Batcher -> collate -> Prefetcher`, with lists of
-pairs `ReuseSampler -> Batcher -> ReuseMapper -> collate -> Prefetcher`, and with ParallelMapper over
-`ReuseDataset` in place of ReuseMapper. Workers of DataLoader are persistent; those of ParallelMapper
-start at every pass, as torchdata has it. Times are per sample, of whole passes.
+All read the same store of finished samples in the same order and collate batches, which the consumer
+drops. The graphs are `ReuseSampler -> ReuseMapper -> Batcher -> collate -> Prefetcher`; the same with
+lists of pairs, `ReuseSampler -> Batcher -> ReuseMapper -> collate -> Prefetcher`; and the first with
+ParallelMapper over a `ReuseDataset` in place of ReuseMapper. Workers of DataLoader are persistent;
+those of ParallelMapper start at every pass, as torchdata has it. Torch runs with one thread. Times
+are per sample, of whole passes.
 """
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from bench import Case, arguments, machine, measure, report
 from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode, Batcher, Loader, Mapper, ParallelMapper, Prefetcher
@@ -132,6 +134,7 @@ def cases(pipelines: Pipelines) -> dict[str, Case]:
 
 
 def main(args: Any) -> None:
+    torch.set_num_threads(1)  # as in workers; more would wait for each other on busy cores
     print(machine())
     print(
         f"{args.samples} stored samples of {args.size} bytes, batches of {args.batch}, "

@@ -1,6 +1,6 @@
 """What a hit costs beside reading the same bytes, and storing beside writing them.
 
-Hits: `dataset[IndexEpoch(i, e)]` over stored samples (a float32 tensor and an int). Stores: the whole
+Hits: `dataset[IndexEpoch(i, e)]` over stored samples (a float32 tensor, an int). Stores: the whole
 miss of `dataset[IndexEpoch(i, e)]` with a build that costs nothing: the stale record is looked at,
 the new one encoded and written over it. The yardsticks are the bare system calls for files of the
 same length, in the same file system.

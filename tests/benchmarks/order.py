@@ -1,7 +1,7 @@
 """What a shuffled order costs, per index of a whole pass over n indices.
 
 - beside torch's RandomSampler, which makes the permutation of a pass in one list;
-- beside grain's `index_shuffle`, like ours a permutation in closed form. It is a C++ function of one
+- beside grain's `index_shuffle`, like ours a permutation in closed form: a C++ function of one
   index, called from Python as grain's own MapDataset.shuffle does; it has no vectorised form. Its
   keys are 32 bits and its order is not balanced. `policy.order` is called with blocks of positions,
   as the samplers here do; for one position at a time see its row without a target.
