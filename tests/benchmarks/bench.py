@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from os import sched_getaffinity
@@ -17,15 +17,22 @@ from typing import Any
 PACKAGES = ("torch", "torchdata", "numpy", "lmdb")
 
 
+class Beside:
+    """What a case is compared with: the quickest of these other cases, by their names."""
+
+    def __init__(self, *cases: str, target: float | None = None, ideal: float = 1.0) -> None:
+        self.cases = cases
+        self.target = target  # the largest ratio to be content with
+        self.ideal = ideal  # the ratio is to this much of the other's time
+
+
 @dataclass(frozen=True)
 class Case:
     """Something to time, and what it is compared with."""
 
     run: Callable[[], object]
-    against: tuple[str, ...] = ()  # names of other cases, the quickest of which counts
-    target: float | None = None  # the largest ratio to be content with
+    beside: Sequence[Beside] = ()
     per: int = 1  # how many of what is timed a run does
-    ideal: float = 1.0  # the ratio is to this much of the other's time
     before: Callable[[], object] | None = None  # called before each run, not timed
 
 
@@ -112,19 +119,20 @@ def measure(cases: dict[str, Case], rounds: int) -> list[Figure]:
             took = (time.perf_counter() - start) / case.per
             if count:
                 seconds[name].append(took)
-    return [figure(name, case, seconds) for name, case in cases.items()]
+    return [line for name, case in cases.items() for line in lines_of(name, case, seconds)]
 
 
-def figure(name: str, case: Case, seconds: dict[str, list[float]]) -> Figure:
-    """The line of a case, from the seconds of all cases."""
+def lines_of(name: str, case: Case, seconds: dict[str, list[float]]) -> Iterator[Figure]:
+    """A line for each comparison of a case, from the seconds of all cases."""
     own = seconds[name]
-    line = Figure(name, median(own), min(own), max(own))
-    if not case.against:
-        return line
-    other = min(case.against, key=lambda rival: median(seconds[rival]))
-    ratio = median(a / (b * case.ideal) for a, b in zip(own, seconds[other], strict=True))
-    label = other if case.ideal == 1 else f"{other} x {case.ideal:.3g}"
-    return Figure(name, median(own), min(own), max(own), ratio, case.target, label)
+    times = median(own), min(own), max(own)
+    for beside in case.beside:
+        other = min(beside.cases, key=lambda rival: median(seconds[rival]))
+        ratio = median(a / (b * beside.ideal) for a, b in zip(own, seconds[other], strict=True))
+        label = other if beside.ideal == 1 else f"{other} x {beside.ideal:.3g}"
+        yield Figure(name, *times, ratio, beside.target, label)
+    if not case.beside:
+        yield Figure(name, *times)
 
 
 def report(figures: Sequence[Figure], json_file: Path | None = None) -> None:

@@ -1,19 +1,19 @@
 """A pass of hits through a torchdata graph beside DataLoader and torchdata's ParallelMapper.
 
-All read the same store of finished samples in the same order and collate batches, which the consumer
-drops. The graphs are `ReuseSampler -> ReuseMapper -> Batcher -> collate -> Prefetcher`; the same with
-lists of pairs, `ReuseSampler -> Batcher -> ReuseMapper -> collate -> Prefetcher`; and the first with
+All read the same store of finished samples in the same order and collate batches, which are then
+dropped. The graphs: `ReuseSampler -> ReuseMapper -> Batcher -> collate -> Prefetcher`; with lists
+of pairs, `ReuseSampler -> Batcher -> ReuseMapper -> collate -> Prefetcher`; and the first one with
 ParallelMapper over a `ReuseDataset` in place of ReuseMapper. Workers of DataLoader are persistent;
 those of ParallelMapper start at every pass, as torchdata has it. Torch runs with one thread. Times
 are per sample, of whole passes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench import Case, arguments, machine, measure, report
+from bench import Beside, Case, arguments, machine, measure, report
 from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode, Batcher, Loader, Mapper, ParallelMapper, Prefetcher
 from work import LMDB, TENSORS, Build, folder, kept, require_pass, stores
@@ -106,31 +106,28 @@ def cases(pipelines: Pipelines) -> dict[str, Case]:
     samples = pipelines.samples
     keys = {index: POLICY.key(index, 0) for index in range(samples)}
 
-    def case(loader: Iterable[Any], *against: str, ideal: float = 1.0, target: Any = None) -> Case:
+    def case(loader: Iterable[Any], *beside: Beside) -> Case:
         for _ in range(2):  # whoever is first stores the samples
             require_pass(loader, keys)
-        return Case(lambda: drain(loader), against, target, samples, ideal)
+        return Case(lambda: drain(loader), beside, samples)
 
-    makers: dict[str, Callable[[], Iterable[Any]]] = {
-        "graph, 2 processes": lambda: pipelines.graph(2),
-        "graph, 0 workers": lambda: pipelines.graph(0),
-        "graph of lists, 2 processes": lambda: pipelines.lists(2),
-        "graph of lists, 0 workers": lambda: pipelines.lists(0),
-    }
-    found = {
+    rivals = (
+        Beside(*DATALOADERS, target=1 / 0.9),
+        Beside(INLINE, target=1.0),
+        Beside(THREADS),
+        Beside(PROCESSES, target=1 / 3),
+    )
+    return {
         DATALOADERS[0]: case(pipelines.dataloader(0)),
         DATALOADERS[1]: case(pipelines.dataloader(2)),
         INLINE: case(pipelines.parallel(0)),
         THREADS: case(pipelines.parallel(2)),
         PROCESSES: case(pipelines.parallel(2, "process")),
+        "graph, 2 processes": case(pipelines.graph(2), *rivals),
+        "graph, 0 workers": case(pipelines.graph(0), *rivals),
+        "graph of lists, 2 processes": case(pipelines.lists(2), *rivals),
+        "graph of lists, 0 workers": case(pipelines.lists(0), *rivals),
     }
-    for name, make in makers.items():
-        loader = make()
-        found[name] = case(loader, *DATALOADERS, target=1 / 0.9)
-        if name.endswith("2 processes"):
-            for rival, target in ((INLINE, 1.0), (THREADS, None), (PROCESSES, 1 / 3)):
-                found[f"{name} / {rival}"] = case(loader, rival, target=target)
-    return found
 
 
 def main(args: Any) -> None:

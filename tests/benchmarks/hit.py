@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import Case, arguments, machine, measure, report
+from bench import Beside, Case, arguments, machine, measure, report
 from work import (
     LMDB,
     TENSORS,
@@ -96,8 +96,7 @@ def hits(
     for kind, dataset in datasets.items():
         cases[f"hit {kind} {what}"] = Case(
             lambda dataset=dataset: hold(fetched(dataset, range(samples), 1), batch),
-            (bare if kind == TORCH else yardstick,),
-            HIT_TARGETS[kind],
+            [Beside(bare if kind == TORCH else yardstick, target=HIT_TARGETS[kind])],
             per=samples,
         )
     return cases, list(datasets.values())
@@ -125,8 +124,7 @@ def misses(size: int, samples: int, root: Path) -> tuple[dict[str, Case], list[R
         epochs = count(2, 2)
         cases[f"store {kind} {amount(size)}"] = Case(
             lambda dataset=dataset, epochs=epochs: hold(fetched(dataset, even, next(epochs)), 1),
-            (yardstick,),
-            STORE_TARGETS[kind],
+            [Beside(yardstick, target=STORE_TARGETS[kind])],
             per=samples,
         )
     return cases, list(datasets.values())

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from bench import Case, arguments, machine, measure, report
+from bench import Beside, Case, arguments, machine, measure, report
 from torch.utils.data import RandomSampler
 from torchdata.nodes import SamplerWrapper
 from work import require
@@ -63,29 +63,26 @@ def grain_shuffle(n: int) -> None:
 
 
 def cases(n: int) -> dict[str, Case]:
-    grain = find_spec("grain") is not None
     policies = [
         ReusePolicy(k, balanced=balanced) for balanced in (True, False) for k in (1, 2, 4, 8)
     ]
     found = {RANDOM_SAMPLER: Case(partial(random_sampler, n), per=n)}
-    if grain:
+    rivals = [Beside(RANDOM_SAMPLER, target=1.0)]
+    if find_spec("grain") is not None:
+        rivals.append(Beside(INDEX_SHUFFLE, target=1.0))
         found[INDEX_SHUFFLE] = Case(partial(grain_shuffle, n), per=n)
     for policy in policies:
         name = f"policy.order L={policy.lifetime} {'balanced' if policy.balanced else 'plain'}"
-        found[name] = Case(partial(order, policy, n), (RANDOM_SAMPLER,), 1.0, n)
-        if grain:
-            found[f"{name}, beside grain"] = Case(
-                partial(order, policy, n), (INDEX_SHUFFLE,), 1.0, n
-            )
+        found[name] = Case(partial(order, policy, n), rivals, n)
     policy = ReusePolicy(4)
     few = min(n, 1000)  # it is slow
-    beside = (INDEX_SHUFFLE,) if grain else (RANDOM_SAMPLER,)
-    found["policy.order L=4, singly"] = Case(partial(order_singly, policy, few), beside, per=few)
+    singly = [Beside(*rival.cases) for rival in rivals]
+    found["policy.order L=4, singly"] = Case(partial(order_singly, policy, few), singly, few)
     sampler, node = ReuseSampler(n, policy), nodes.ReuseSampler(n, policy)
-    found["ReuseSampler"] = Case(lambda: consume(sampler), (RANDOM_SAMPLER,), 2.5, n)
+    found["ReuseSampler"] = Case(lambda: consume(sampler), [Beside(RANDOM_SAMPLER, target=2.5)], n)
     found[SAMPLER_NODE] = Case(partial(sampler_node, n), per=n)
     found["nodes.ReuseSampler"] = Case(
-        lambda: (node.reset(), consume(node)), (SAMPLER_NODE,), 2.0, n
+        lambda: (node.reset(), consume(node)), [Beside(SAMPLER_NODE, target=2.0)], n
     )
     return found
 
