@@ -3,8 +3,8 @@
 Builds take 20 ms of processor time, in 2 workers. Ideal at lifetime L is 1/L of the time of the
 same pipeline at lifetime 1. Pipelines: `ReuseDataLoader` with persistent workers, and the graph
 `ReuseSampler -> ReuseMapper (processes) -> Batcher -> collate -> Prefetcher`. Then the balanced
-order beside a plain one: builds that bunch up leave a worker without work. Times are of whole epochs, the
-first of which, where all is built, is not counted.
+order beside a plain one: builds that bunch up leave a worker without work. Times are of whole
+epochs, the first of which, where all is built, is not counted.
 """
 
 from collections.abc import Iterable
