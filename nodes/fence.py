@@ -38,9 +38,13 @@ class Fence(Generic[P]):
     def check(self) -> P:
         """The pass that this thread reads; RuntimeError if it was ended by a reset."""
         mine = self.mine()
+        self.require(mine)
+        return mine
+
+    def require(self, mine: P) -> None:
+        """RuntimeError if this pass, which `check` gave, was ended by a reset since."""
         if mine is not self._current:
             raise RuntimeError(
                 "the pass that this thread reads was ended by a reset in another thread: read each "
                 "pass in the thread that began it, or in a new one"
             )
-        return mine

@@ -155,7 +155,7 @@ class ReuseMapper(BaseNode[Any]):
                     raise
                 raise RuntimeError(f"build raised {error!r}") from error
             finally:
-                self._fence.check()  # if the pass was broken off meanwhile, this is all in vain
+                self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
             running.window.remove(unit)
             running.building -= unit.future is not None
             running.ready.extend(zip(unit.numbers, samples, strict=True))
@@ -183,7 +183,7 @@ class ReuseMapper(BaseNode[Any]):
         unit = _Unit()
         frequency = self._snapshot_frequency
         with self._pulling:
-            self._fence.check()
+            self._fence.require(running)
             try:
                 while len(unit.requests) < self._group:
                     item = next(self.source)
@@ -225,10 +225,9 @@ class ReuseMapper(BaseNode[Any]):
             wait([unit.future for unit in running.window if unit.future], None, FIRST_COMPLETED)
 
     def _samples(self, unit: "_Unit") -> list[Any]:
-        made: list[Any] = []
-        if self._pool is not None and unit.future is not None:
-            made = self._pool.result(unit.questions(), unit.future)
-        answers = iter(made)
+        if self._pool is None or unit.future is None:
+            return [request.deliver(self._fetcher, MISS) for request in unit.requests]
+        answers = iter(self._pool.result(unit.questions(), unit.future))
         return [
             request.deliver(self._fetcher, next(answers) if asked else MISS)
             for request, asked in zip(unit.requests, unit.asked, strict=True)
@@ -266,14 +265,13 @@ class _Unit:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.requests: list[Request] = []
-        self.asked: list[bool] = []  # which of the requests went to a worker
+        self.asked: list[bool] = []  # which of the requests went to a worker, if there are any
         self.future: Future[Any] | None = None
 
     def add(self, number: int, request: Request) -> None:
         """One more item, by its number in the pass."""
         self.numbers.append(number)
         self.requests.append(request)
-        self.asked.append(False)
 
     def questions(self) -> list[Request]:
         """The requests that need a worker."""

@@ -33,7 +33,10 @@ class Progress:
 
     def deliver(self, number: int) -> None:
         """The item of this number went to the consumer."""
-        self._ahead.add(number)
+        if number != self._complete:
+            self._ahead.add(number)
+            return
+        self._complete += 1
         while self._complete in self._ahead:
             self._ahead.remove(self._complete)
             self._complete += 1

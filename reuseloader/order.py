@@ -14,7 +14,7 @@ permutation of range(size). Everything is computed from integers alone, in const
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import repeat
 from math import isqrt
 from operator import length_hint
@@ -177,7 +177,7 @@ class SampleOrder:
 
     def state(self, epoch: int, position: int) -> dict[str, int]:
         """A flat dict from which `read_state` goes on."""
-        return {self.EPOCH_KEY: epoch, self.POSITION_KEY: position, **self._settings()}
+        return {self.EPOCH_KEY: epoch, self.POSITION_KEY: position, **self._settings}
 
     def read_state(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return (epoch, position) of a state saved by a sampler of the same settings.
@@ -185,7 +185,7 @@ class SampleOrder:
         Raises:
             StateMismatchError: it was not; the message has the values of both.
         """
-        for name, here in self._settings().items():
+        for name, here in self._settings.items():
             if state.get(name) != here:
                 raise StateMismatchError(
                     f"the state was saved with {name} = {state.get(name)!r}, but this sampler has "
@@ -202,6 +202,7 @@ class SampleOrder:
             return epoch + 1, 0
         return epoch, position
 
+    @cached_property
     def _settings(self) -> dict[str, int]:
         return {
             "size": self.size,
