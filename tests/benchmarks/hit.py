@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,24 @@ def read(path: str, size: int) -> bytes:
 def load(path: str) -> Any:
     with open(path, "rb") as file:
         return torch.load(file, weights_only=False)
+
+
+def load_safetensors(path: str) -> Any:
+    from safetensors.torch import load
+
+    return load(Path(path).read_bytes())
+
+
+def safetensors_files(path: Path, samples: int, size: int) -> list[str]:
+    """Such samples as safetensors has them: tensors by names."""
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    for index in range(samples):
+        tensor, label = sample_of(index, index, size)
+        file = path / f"{index:08}.safetensors"
+        save_file({"tensor": tensor, "label": torch.tensor(label)}, file)
+    return sorted(map(str, path.iterdir()))
 
 
 def hold(values: Iterable[object], batch: int) -> None:
@@ -93,6 +112,11 @@ def hits(
         yardstick: Case(lambda: hold((read(path, length) for path in raw), batch), per=samples),
         bare: Case(lambda: hold(map(load, pickled), batch), per=samples),
     }
+    if find_spec("safetensors") is not None:
+        peer = safetensors_files(root / "safetensors", samples, size)
+        cases[f"safetensors {what}"] = Case(
+            lambda: hold(map(load_safetensors, peer), batch), [Beside(yardstick)], samples
+        )
     for kind, dataset in datasets.items():
         cases[f"hit {kind} {what}"] = Case(
             lambda dataset=dataset: hold(fetched(dataset, range(samples), 1), batch),
