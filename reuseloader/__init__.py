@@ -7,6 +7,7 @@ the side of `torch.utils.data.DataLoader`.
 from reuseloader.dataset import ReuseDataset
 from reuseloader.errors import ReuseError, ReuseWarning, StateMismatchError
 from reuseloader.key import ReuseKey
+from reuseloader.lmdb_store import LMDBStore
 from reuseloader.loader import ReuseDataLoader
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
@@ -14,6 +15,7 @@ from reuseloader.sampler import ReuseSampler
 
 __all__ = [
     "IndexEpoch",
+    "LMDBStore",
     "ReuseDataLoader",
     "ReuseDataset",
     "ReuseError",

@@ -1,18 +1,26 @@
-"""What lies in a directory of samples, and is it sound?"""
+"""What lies in a store, and is it sound?"""
 
-import os
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from reuseloader.record import DamagedError, read_stamp
-from reuseloader.store import BOOK, DirectoryStore, is_temp
+from reuseloader.store import BOOK, Store, is_temp
 
-_SAMPLE = re.compile(r"(\d{8,})\.pt")
+
+class Listed(Store, Protocol):
+    """A store that can tell what lies in it."""
+
+    def names(self) -> Iterable[str]:
+        """The names of all that is there."""
+
+    def index_of(self, name: str) -> int | None:
+        """The index of the sample of this name; None if it is no sample's."""
 
 
 @dataclass
 class Audit:
-    """What `check` found. Names are relative to the directory."""
+    """What `check` found. Names are those of the store."""
 
     samples: int = 0
     bytes: int = 0
@@ -26,16 +34,15 @@ class Audit:
         return not (self.damaged or self.temps or self.strays)
 
 
-def check(store: DirectoryStore, size: int | None = None) -> Audit:
-    """Read every file of a store and judge it: lengths, checksums, temp files, strays.
+def check(store: Listed, size: int | None = None) -> Audit:
+    """Read every sample of a store and judge it: lengths, checksums, temp files, strays.
 
     Unpickles nothing and changes nothing. A sample of an index beyond ``size`` is a stray.
     """
     found = Audit()
-    for name in sorted(os.listdir(store.path)):
-        sample = _SAMPLE.fullmatch(name)
-        if sample is not None and name == os.path.basename(store.locate(int(sample[1]))):
-            index = int(sample[1])
+    for name in store.names():
+        index = store.index_of(name)
+        if index is not None:
             if size is not None and index >= size:
                 found.strays.append(name)
                 continue

@@ -20,6 +20,7 @@ _LARGE = 2**26  # bytes from which on a file is not read before its trailer has 
 _FOREIGN_HOST_GRACE = 24 * 3600  # seconds for which the temp file of another host may be in use
 BOOK = "reuseloader.json"
 _TEMP = re.compile(r"(?:\d{8,}\.pt|reuseloader\.json)\.([0-9a-f]{8})-(\d+)-(\d+)-\d+\.tmp")
+_SAMPLE = re.compile(r"(\d{8,})\.pt")
 _temp_numbers = count()
 
 
@@ -84,6 +85,17 @@ class DirectoryStore:
     def locate(self, index: int) -> str:
         """The path of an index's file."""
         return f"{self.path}/{index:08}.pt"
+
+    def names(self) -> list[str]:
+        """The names of all files, sorted."""
+        return sorted(os.listdir(self.path))
+
+    def index_of(self, name: str) -> int | None:
+        """The index whose file has this name; None if it is the name of no sample."""
+        match = _SAMPLE.fullmatch(name)
+        if match is None or name != os.path.basename(self.locate(int(match[1]))):
+            return None
+        return int(match[1])
 
     def read(self, index: int) -> memoryview | None:
         """The whole file, or None if there is none; OSError if it cannot be read.

@@ -99,11 +99,13 @@ def sources():
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_only_nodes_import_torchdata(path):
-    """Every module imports the standard library, its three needs and, in nodes, torchdata."""
+def test_only_nodes_import_torchdata_and_only_one_store_lmdb(path):
+    """Every module imports the standard library, its three needs, in nodes torchdata, and lmdb."""
     allowed = NEEDED | sys.stdlib_module_names | {"reuseloader"}
     if path.parent.name == "nodes":
         allowed |= {"torchdata"}
+    if path.name.startswith("lmdb_"):
+        allowed |= {"lmdb"}
     imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,0 +1,169 @@
+"""Index -> bytes in one LMDB file, for those who have the `lmdb` package."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from reuseloader.record import Buffer
+
+if TYPE_CHECKING:
+    from lmdb import Transaction
+
+    from reuseloader.lmdb_environment import Use
+
+T = TypeVar("T")
+
+_FILES = {"boot_id", "data.mdb", "lock.mdb"}
+_BOOK = b"book"  # no index: their keys have 8 bytes
+_STEP = 1000  # keys listed in one transaction, so that it keeps no pages from being used again
+_SAMPLE = re.compile(r"\d{8,}")
+
+
+class LMDBStore:
+    """All samples in one LMDB file, in place of a file per sample; to pass as ``path``.
+
+    Cheaper to write than files, and kind to file systems that are slow with many of them. Needs
+    ``pip install reuseloader[lmdb]``. The directory (made with mode 0700, if it is not there) holds
+    ``data.mdb``, ``lock.mdb`` and ``boot_id``. It grows by itself, to about the size of the samples
+    and a fifth, and never shrinks. Usable from threads and processes, after any way to start them,
+    and again after `close`.
+
+    It is a cache: nothing is synced to disk. What was written before the system last started is
+    thrown away, since a crash may have torn it (where there is no
+    ``/proc/sys/kernel/random/boot_id``, every write is synced instead, which is slow).
+
+    What LMDB cannot do, and a directory of files can:
+
+    - Network and cluster file systems: refused where ``/proc/self/mounts`` tells. All processes
+      must run on one host, and in one container unless they share their numbering of processes.
+    - A file cut short by someone else while it is open kills the process that reads it (SIGBUS).
+      Cut while nobody had it open, it is begun anew. Do not delete single files of an open store.
+    - A sample that changed on the disk is found by its checksum, and built anew; where LMDB's own
+      pages changed, LMDB mostly sees it, but may abort the process. Delete the directory then.
+    - On macOS, a process killed while it writes may leave the lock taken; on Linux it does not.
+    - A process that is stopped (SIGSTOP) while it writes makes every other writer wait.
+
+    Args:
+        path: a directory of this store's own.
+
+    Raises:
+        ImportError: there is no `lmdb`.
+        OSError: the directory cannot be made, written or locked, lies on a network file system, or
+            holds another ``data.mdb``; the message carries its path. In use, every error of LMDB's
+            is an OSError too.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        if "\0" in self.path:
+            raise ValueError(f"path must name a directory, got {path!r}")
+        self._use = _use(self.path)
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self._use.open()
+        except OSError as error:
+            reason = f"path cannot be used to store samples ({error.strerror})"
+            raise OSError(error.errno, reason, self.path) from error
+
+    def __repr__(self) -> str:
+        return f"LMDBStore({self.path!r})"
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.path = state["path"]
+        self._use = _use(self.path)
+
+    def read(self, index: int) -> memoryview | None:
+        """A copy of the record of ``index``, or None if there is none; OSError if it fails."""
+        return self._get(_key(index), _copy)
+
+    def tail(self, index: int, size: int) -> bytes | None:
+        """The last ``size`` bytes of the record (all of a shorter one), or None."""
+        return self._get(_key(index), lambda value: bytes(value[-size:]))
+
+    def write(self, index: int, record: Buffer) -> None:
+        """Replace the record at once; OSError, and the old one is still there, if that fails."""
+        self._use.write(_key(index), record)
+
+    def close(self) -> None:
+        """Close the environment, unless another store of this process uses it."""
+        self._use.end()
+
+    def read_book(self) -> dict[str, Any]:
+        """What the last run left, or {}."""
+        with suppress(OSError, ValueError, RecursionError):
+            book = json.loads(self._get(_BOOK, bytes) or b"{}")
+            if isinstance(book, dict):
+                return book
+        return {}
+
+    def write_book(self, book: dict[str, Any]) -> None:
+        """Leave something for the next run; not on a full disk, of which the samples will tell."""
+        if book != self.read_book():
+            with suppress(OSError):
+                self._use.write(_BOOK, json.dumps(book).encode())
+
+    def names(self) -> Iterator[str]:
+        """The names of all that is there.
+
+        A sample is named by its index, in 8 digits at least; a key that is no index by its bytes, a
+        file that is none of the store's by its path.
+        """
+        last = b""
+        while keys := self._use.read(partial(_keys_after, last)):
+            yield from (_name(key) for key in keys if key != _BOOK)
+            last = keys[-1]
+        for file in sorted({*os.listdir(self.path)} - _FILES):
+            yield f"{self.path}/{file}"
+
+    def index_of(self, name: str) -> int | None:
+        """The index of a sample's name; None for any other name."""
+        return int(name) if _SAMPLE.fullmatch(name) else None
+
+    def _get(self, key: bytes, copy: Callable[[memoryview], T]) -> T | None:
+        def found(transaction: "Transaction[memoryview]") -> T | None:
+            value = transaction.get(key)
+            return None if value is None else copy(value)
+
+        return self._use.read(found)
+
+
+def _use(path: str) -> "Use":
+    try:
+        from reuseloader.lmdb_environment import Use
+    except ModuleNotFoundError as error:
+        if error.name != "lmdb":
+            raise
+        reason = "LMDBStore needs the lmdb package: pip install reuseloader[lmdb]"
+        raise ImportError(reason, name="lmdb") from error
+    return Use(path)
+
+
+def _key(index: int) -> bytes:
+    return index.to_bytes(8)  # big-endian: in the order of indices
+
+
+def _copy(value: memoryview) -> memoryview:
+    record = np.empty(len(value), np.uint8).data
+    record[:] = value
+    return record
+
+
+def _keys_after(last: bytes, transaction: "Transaction[memoryview]") -> list[bytes]:
+    cursor = transaction.cursor()
+    if not cursor.set_range(last + b"\0"):
+        return []
+    return [bytes(key) for key in islice(cursor.iternext(values=False), _STEP)]
+
+
+def _name(key: bytes) -> str:
+    return f"{int.from_bytes(key):08}" if len(key) == 8 else repr(key)
