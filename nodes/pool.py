@@ -1,6 +1,7 @@
 """The workers of ReuseMapper: threads or processes, on the standard library's executors."""
 
 import multiprocessing
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ def _close_open_pools() -> None:
 # concurrent.futures carries out all that was submitted before the interpreter may leave, and atexit
 # comes too late to prevent that. Its own hook was registered before this one and runs after it.
 threading._register_atexit(_close_open_pools)  # type: ignore[attr-defined]
+# A forked process of multiprocessing runs that hook too when it ends: these pools are not its own.
+os.register_at_fork(after_in_child=_open_pools.clear)
 
 
 class Pool(Protocol):

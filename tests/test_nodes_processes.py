@@ -10,6 +10,7 @@ import signal
 import threading
 import warnings
 from contextlib import contextmanager
+from multiprocessing import get_context
 
 import psutil
 import pytest
@@ -41,6 +42,8 @@ from nodes_helpers import (
     variant,
 )
 from torchdata.nodes import Loader
+
+from reuseloader.nodes import worker as worker_side
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
@@ -135,6 +138,22 @@ def test_workers_killed_from_outside(tmp_path):
             worker.kill()
         psutil.wait_procs(workers, PATIENCE)
         assert list(loader) == expected_pass(FORK.policy, 2, FORK.size)
+
+
+def test_other_forked_processes_end_no_worker(tmp_path, monkeypatch):
+    """What ends in a process forked meanwhile, such as a DataLoader's worker, is not this pool."""
+    monkeypatch.setattr(worker_side, "_GRACE", 0.0)  # what is told to end does so at once
+    with FORK.loader(tmp_path) as loader:
+        iterator = iter(loader)
+        samples = [next(iterator)]
+        workers = descendants(os.getpid())
+        other = get_context("fork").Process(target=int)
+        other.start()
+        other.join()
+        gone, _ = psutil.wait_procs(workers, 1)
+        assert workers
+        assert not gone
+        assert samples + list(iterator) == expected_pass(FORK.policy, 0, FORK.size)
 
 
 def test_a_state_after_a_killed_worker(tmp_path):

@@ -1,24 +1,31 @@
-"""What a shuffled order costs beside torch's RandomSampler, per pass of n samples.
+"""What a shuffled order costs, per index of a whole pass over n indices.
 
-Run `python tests/benchmarks/order.py [n [rounds]]`.
+- beside torch's RandomSampler, which makes the permutation of a pass in one list;
+- beside grain's `index_shuffle`, like ours a permutation in closed form: a C++ function of one
+  index, called from Python as grain's own MapDataset.shuffle does; it has no vectorised form. Its
+  keys are 32 bits and its order is not balanced. `policy.order` is called with blocks of positions,
+  as the samplers here do; for one position at a time see its row without a target.
 """
 
-import sys
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
+from typing import Any
 
 import numpy as np
-from bench import Case, machine, measure, table
+from bench import Beside, Case, arguments, machine, measure, report
 from torch.utils.data import RandomSampler
 from torchdata.nodes import SamplerWrapper
+from work import require
 
 from reuseloader import ReusePolicy, ReuseSampler, nodes
 
 BLOCK = 8192
 RANDOM_SAMPLER = "torch RandomSampler"
 SAMPLER_NODE = "SamplerWrapper(RandomSampler)"
+INDEX_SHUFFLE = "grain index_shuffle"
 
 epochs = count()  # every run is a new epoch: nothing is reused from the run before
 
@@ -37,28 +44,58 @@ def order(policy: ReusePolicy, n: int) -> None:
         consume(policy.order(np.arange(start, min(start + BLOCK, n)), epoch, n).tolist())
 
 
+def order_singly(policy: ReusePolicy, n: int) -> None:
+    epoch = next(epochs)
+    for position in range(n):
+        policy.order(position, epoch, n)
+
+
 def sampler_node(n: int) -> None:
     consume(SamplerWrapper(RandomSampler(range(n))))
+
+
+def grain_shuffle(n: int) -> None:
+    from grain.experimental import index_shuffle
+
+    seed, last = next(epochs) % 2**32, n - 1
+    for position in range(n):
+        index_shuffle(position, max_index=last, seed=seed, rounds=4)
 
 
 def cases(n: int) -> dict[str, Case]:
     policies = [
         ReusePolicy(k, balanced=balanced) for balanced in (True, False) for k in (1, 2, 4, 8)
     ]
-    found = {RANDOM_SAMPLER: Case(partial(random_sampler, n))}
+    found = {RANDOM_SAMPLER: Case(partial(random_sampler, n), per=n)}
+    rivals = [Beside(RANDOM_SAMPLER, target=1.0)]
+    if find_spec("grain") is not None:
+        rivals.append(Beside(INDEX_SHUFFLE, target=1.0))
+        found[INDEX_SHUFFLE] = Case(partial(grain_shuffle, n), per=n)
     for policy in policies:
-        name = f"L={policy.lifetime} {'balanced' if policy.balanced else 'plain'}"
-        found[f"policy.order {name}"] = Case(partial(order, policy, n), RANDOM_SAMPLER, 1.0)
+        name = f"policy.order L={policy.lifetime} {'balanced' if policy.balanced else 'plain'}"
+        found[name] = Case(partial(order, policy, n), rivals, n)
     policy = ReusePolicy(4)
+    few = min(n, 1000)  # it is slow
+    singly = [Beside(*rival.cases) for rival in rivals]
+    found["policy.order L=4, singly"] = Case(partial(order_singly, policy, few), singly, few)
     sampler, node = ReuseSampler(n, policy), nodes.ReuseSampler(n, policy)
-    found["ReuseSampler"] = Case(lambda: consume(sampler), RANDOM_SAMPLER, 2.5)
-    found[SAMPLER_NODE] = Case(partial(sampler_node, n))
-    found["nodes.ReuseSampler"] = Case(lambda: (node.reset(), consume(node)), SAMPLER_NODE, 2.0)
+    found["ReuseSampler"] = Case(lambda: consume(sampler), [Beside(RANDOM_SAMPLER, target=2.5)], n)
+    found[SAMPLER_NODE] = Case(partial(sampler_node, n), per=n)
+    found["nodes.ReuseSampler"] = Case(
+        lambda: (node.reset(), consume(node)), [Beside(SAMPLER_NODE, target=2.0)], n
+    )
     return found
 
 
+def main(args: Any) -> None:
+    print(machine(["grain"]))
+    for n in args.n:
+        positions = ReusePolicy(4).order(np.arange(min(n, 10**6)), 0, n)
+        require(len(np.unique(positions)) == min(n, 10**6), "an index came twice")
+        rounds = max(3, min(args.rounds, 3 * 10**7 // n))
+        print(f"\nn = {n}, median of {rounds} interleaved rounds, per index\n")
+        report(measure(cases(n), rounds), args.json)
+
+
 if __name__ == "__main__":
-    n, rounds = (*map(int, sys.argv[1:]), *(10**6, 9)[len(sys.argv) - 1 :])
-    print(machine())
-    print(f"n = {n}, median of {rounds} interleaved rounds\n")
-    print(table(cases(n), measure(cases(n), rounds)))
+    main(arguments(__doc__, n=(10**4, 10**5, 10**6, 10**7), rounds=9))

@@ -1,0 +1,303 @@
+"""What people use in place of ReuseLoader, written as their users write it.
+
+Each makes epochs of ``args.samples`` samples of which 1/L is built anew in each epoch (all, where
+nothing is kept), in two workers where it has workers. What never refreshes by itself is cleared of
+1/L of its samples before each epoch, as its users would have to.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
+from torchdata.nodes import Batcher, Loader, Mapper, ParallelMapper, Prefetcher, SamplerWrapper
+from work import Sample, sample_of, spin
+
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Built(Dataset[Sample]):
+    """The expensive dataset: each access is a build with a new random seed."""
+
+    def __init__(self, args: Any) -> None:
+        self.samples, self.size, self.seconds = args.samples, args.size, args.build
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Sample:
+        spin(self.seconds)
+        return sample_of(index, int.from_bytes(os.urandom(8)), self.size)
+
+
+class Rival:
+    """A pipeline; `epoch` gives the batches of one epoch."""
+
+    name = "DataLoader"
+    package = "torch"
+    lacks = "builds everything in every epoch"
+    keeps = False  # whether a sample is used more than once
+
+    def __init__(self, path: Path, args: Any) -> None:
+        self.path, self.args = path, args
+        self.loader = self.loader_of(Built(args))
+
+    def loader_of(self, dataset: Dataset[Any], workers: int = 2) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            self.args.batch,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+    def due(self, epoch: int) -> range:
+        """The samples that this epoch builds anew."""
+        return range(epoch % self.args.lifetime, self.args.samples, self.args.lifetime)
+
+    def epoch(self, epoch: int) -> Batches:
+        return self.loader
+
+    def close(self) -> None:
+        pass
+
+
+class Nodes(Rival):
+    name = "torchdata nodes"
+    package = "torchdata"
+
+    def __init__(self, path: Path, args: Any) -> None:
+        dataset = Built(args)
+        node: Any = SamplerWrapper(RandomSampler(dataset))
+        node = ParallelMapper(
+            node, dataset.__getitem__, 2, method="process", multiprocessing_context="fork"
+        )
+        node = Mapper(Batcher(node, args.batch, drop_last=False), default_collate)
+        self.loader = Loader(Prefetcher(node, 2))
+
+
+class Naive(Rival):
+    name = "torch.save cache by hand"
+    lacks = "never refreshes; an error after a kill in mid-write; no resume; any change is stale"
+    keeps = True
+
+    class Cached(Built):
+        def __init__(self, folder: Path, args: Any) -> None:
+            super().__init__(args)
+            self.folder = folder
+
+        def __getitem__(self, index: int) -> Sample:
+            file = self.folder / f"{index}.pt"
+            if file.exists():
+                return torch.load(file)
+            sample = super().__getitem__(index)
+            torch.save(sample, file)
+            return sample
+
+    def __init__(self, path: Path, args: Any) -> None:
+        path.mkdir()
+        self.path, self.args = path, args
+        self.loader = self.loader_of(self.Cached(path, args))
+
+    def epoch(self, epoch: int) -> Batches:
+        for index in self.due(epoch):
+            (self.path / f"{index}.pt").unlink(missing_ok=True)
+        return self.loader
+
+
+class Joblib(Rival):
+    name = "joblib.Memory"
+    package = "joblib"
+    lacks = "never refreshes; pickle only; no resume"
+    keeps = True
+
+    class Cached(Built):
+        def __init__(self, folder: Path, args: Any) -> None:
+            super().__init__(args)
+            memory = import_module("joblib").Memory(folder, verbose=0)
+            self.cached = memory.cache(self.array)
+
+        def array(self, index: int) -> Any:
+            tensor, label = Built.__getitem__(self, index)
+            return tensor.numpy(), label
+
+        def __getitem__(self, index: int) -> Sample:
+            array, label = self.cached(index)
+            return torch.from_numpy(array), label
+
+    def __init__(self, path: Path, args: Any) -> None:
+        self.path, self.args = path, args
+        self.dataset = self.Cached(path, args)
+        self.loader = self.loader_of(self.dataset)
+
+    def epoch(self, epoch: int) -> Batches:
+        for index in self.due(epoch):
+            if self.dataset.cached.check_call_in_cache(index):
+                self.dataset.cached.call_and_shelve(index).clear()
+        return self.loader
+
+
+class DiskCache(Rival):
+    name = "diskcache"
+    package = "diskcache"
+    lacks = "never refreshes; pickle only; no resume"
+    keeps = True
+
+    class Cached(Built):
+        def __init__(self, folder: Path, args: Any) -> None:
+            super().__init__(args)
+            self.cache = import_module("diskcache").Cache(
+                str(folder), size_limit=2**40, eviction_policy="none"
+            )
+
+        def __getitem__(self, index: int) -> Sample:
+            stored = self.cache.get(index)
+            if stored is None:
+                tensor, label = super().__getitem__(index)
+                stored = tensor.numpy(), label
+                self.cache[index] = stored
+            return torch.from_numpy(stored[0]), stored[1]
+
+    def __init__(self, path: Path, args: Any) -> None:
+        self.path, self.args = path, args
+        self.dataset = self.Cached(path, args)
+        self.loader = self.loader_of(self.dataset)
+
+    def epoch(self, epoch: int) -> Batches:
+        for index in self.due(epoch):
+            self.dataset.cache.delete(index)
+        return self.loader
+
+    def close(self) -> None:
+        self.dataset.cache.close()
+
+
+class Persistent(Rival):
+    name = "MONAI PersistentDataset"
+    package = "monai"
+    lacks = "never refreshes, only later transforms are random; no resume; restricted types"
+    keeps = True
+
+    def __init__(self, path: Path, args: Any) -> None:
+        self.path, self.args = path, args
+        self.items = [{"index": index} for index in range(args.samples)]
+        data = import_module("monai.data")
+        self.dataset = data.PersistentDataset(self.items, monai_transform(args), path)
+        self.loader = self.loader_of(self.dataset)
+
+    def epoch(self, epoch: int) -> Batches:
+        for index in self.due(epoch):
+            name = self.dataset.hash_func(self.items[index]).decode()
+            (self.path / f"{name}.pt").unlink(missing_ok=True)
+        return ((batch["image"], batch["label"]) for batch in self.loader)
+
+
+class SmartCache(Rival):
+    name = "MONAI SmartCacheDataset"
+    package = "monai"
+    lacks = "all of an epoch in RAM; an epoch is not every index once; threads only; no resume"
+    keeps = True
+
+    def __init__(self, path: Path, args: Any) -> None:
+        self.args = args
+        items = [{"index": index} for index in range(2 * args.samples)]
+        self.dataset = import_module("monai.data").SmartCacheDataset(
+            items,
+            monai_transform(args),
+            replace_rate=1 / args.lifetime,
+            cache_num=args.samples,
+            num_init_workers=2,
+            num_replace_workers=2,
+            progress=False,
+            copy_cache=False,
+        )
+        self.dataset.start()
+        self.settle()
+        self.loader = self.loader_of(self.dataset, workers=0)  # it lies in this process's memory
+
+    def settle(self) -> None:
+        """Let the replacements get ready now, not at the expense of whoever is measured next."""
+        while not self.dataset._replace_done:
+            time.sleep(0.001)
+
+    def epoch(self, epoch: int) -> Batches:
+        self.dataset.update_cache()
+        yield from ((batch["image"], batch["label"]) for batch in self.loader)
+        self.settle()
+
+    def close(self) -> None:
+        self.dataset.shutdown()
+
+
+class Queue(Rival):
+    name = "TorchIO Queue"
+    package = "torchio"
+    lacks = "all uses of a sample follow within one queue, in one epoch; in RAM; no resume"
+    keeps = True
+
+    class Chunk:
+        """The subjects of an epoch: the next 1/L of all."""
+
+        def __init__(self, args: Any) -> None:
+            self.indices = range(args.samples)
+
+        def __len__(self) -> int:
+            return len(self.indices)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.indices)
+
+    def __init__(self, path: Path, args: Any) -> None:
+        self.args = args
+        tio = import_module("torchio")
+        built, length = Built(args), max(1, args.size // 4)
+
+        def subject(index: int, image: torch.Tensor) -> Any:
+            return tio.Subject(image=tio.ScalarImage(tensor=image), label=index)
+
+        def transform(before: Any) -> Any:
+            tensor, label = built[before["label"]]
+            return subject(label, tensor.reshape(1, -1, 1, 1))
+
+        empty = torch.zeros(1, 1, 1, 1)
+        subjects = [subject(index, empty) for index in range(args.samples)]
+        self.chunk = self.Chunk(args)
+        queue = tio.Queue(
+            tio.SubjectsDataset(subjects, transform=transform),
+            max_length=max(args.lifetime, min(64, args.samples)),
+            samples_per_volume=args.lifetime,
+            sampler=tio.UniformSampler((length, 1, 1)),
+            subject_sampler=self.chunk,
+            shuffle_subjects=False,
+            num_workers=2,
+            start_background=False,
+        )
+        self.chunk.indices = self.due(0)
+        self.loader = tio.SubjectsLoader(queue, batch_size=args.batch)
+
+    def epoch(self, epoch: int) -> Batches:
+        self.chunk.indices = self.due(epoch)
+        for batch in self.loader:
+            yield batch["image"]["data"].flatten(1), torch.as_tensor(batch["label"])
+
+
+def monai_transform(args: Any) -> Any:
+    """The build as a deterministic transform of MONAI."""
+    base = import_module("monai.transforms").Transform
+
+    class Transform(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.built = Built(args)
+
+        def __call__(self, item: dict[str, int]) -> dict[str, Any]:
+            tensor, label = self.built[item["index"]]
+            return {"image": tensor, "label": label}
+
+    return Transform()
+
+
+RIVALS = (Rival, Nodes, Naive, Joblib, DiskCache, Persistent, SmartCache, Queue)
