@@ -147,7 +147,7 @@ class SampleOrder:
                 f"the state must have an origin that is a multiple of {there.period}, got {origin}"
             )
         position = _state_int(state, self.POSITION_KEY, 0, there.length(drop_last=False))
-        if position >= there.length(drop_last=self.drop_last):
+        if 0 < position >= there.length(drop_last=self.drop_last):
             return Place(epoch + 1)
         if world_size != self.world_size:
             nearest = there.nearest_round(position)
@@ -160,7 +160,7 @@ class SampleOrder:
                     f"{nearest}. Load it with world_size = {world_size}, or one saved there"
                 )
             origin, position = origin + position * world_size, 0
-            if self.length(origin) == 0:  # fewer are left than there are ranks, and are dropped
+            if origin and not self.length(origin):  # too few are left for all, and are dropped
                 return Place(epoch + 1)
         return Place(epoch, position, origin)
 
