@@ -34,6 +34,8 @@ class ReuseSampler(BaseNode[IndexEpoch]):
 
     EPOCH_KEY = SampleOrder.EPOCH_KEY
     POSITION_KEY = SampleOrder.POSITION_KEY
+    ORIGIN_KEY = SampleOrder.ORIGIN_KEY
+    WORLD_SIZE_KEY = SampleOrder.WORLD_SIZE_KEY
 
     def __init__(
         self,

@@ -4,7 +4,9 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -221,3 +223,69 @@ def test_a_group_that_comes_later_is_noticed(world_size, tmp_path):
     for counts, caught in run_group(late, world_size, tmp_path):
         assert caught == []
         assert counts == ([0, 1, 1] if world_size == 2 else [0, 0, 0])
+
+
+def train(rank, world_size, folder, pipe, kill_at):
+    """One epoch of batches in step with the other ranks; each step is noted, then rank 0's state.
+
+    Rank 1 is killed when it has drawn batch ``kill_at``.
+    """
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group{kill_at}", rank=rank, world_size=world_size
+    )
+    node = nodes.ReuseSampler(SIZE, POLICY, rank=rank, world_size=world_size)
+    mapper = nodes.ReuseMapper(node, int_of, f"{folder}/store", POLICY, num_workers=1)
+    loader = Loader(Batcher(mapper, 4, drop_last=False))
+    path = f"{folder}/state.json"
+    if os.path.exists(path):
+        with open(path) as file:
+            loader.load_state_dict(json.load(file))
+        torch.distributed.barrier()  # all have read it
+    try:
+        for step, batch in enumerate(loader):
+            if rank == 1 and step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            torch.distributed.all_reduce(torch.ones(1))
+            if rank == 0:
+                with open(f"{path}.new", "w") as file:
+                    json.dump(loader.state_dict(), file)
+                os.replace(f"{path}.new", path)
+            pipe.send(batch)
+        pipe.send("ended")
+    except Exception as error:
+        pipe.send(f"{type(error).__module__}.{type(error).__name__}: {error}")
+    mapper.close()
+
+
+def run_ranks(folder, kill_at):
+    """What each of two ranks sends until it ends."""
+    context = multiprocessing.get_context("spawn")
+    children = []
+    for rank in range(2):
+        here, there = context.Pipe(duplex=False)
+        child = context.Process(target=train, args=(rank, 2, str(folder), there, kill_at))
+        child.start()
+        there.close()
+        children.append((child, here))
+    sent = [[], []]
+    for number, (child, here) in enumerate(children):
+        with suppress(EOFError):
+            while True:
+                sent[number].append(here.recv())
+        child.join()
+    return sent
+
+
+def test_a_killed_rank_ends_the_others_and_all_restart(tmp_path):
+    """The other rank ends with torch's own error; from the last state the stream is as if whole."""
+    (tmp_path / "whole").mkdir()
+    whole = run_ranks(tmp_path / "whole", kill_at=None)
+    assert [answers[-1] for answers in whole] == ["ended", "ended"]
+    (tmp_path / "broken").mkdir()
+    before = run_ranks(tmp_path / "broken", kill_at=3)
+    assert before[0][-1].startswith(("builtins.RuntimeError: ", "torch.distributed."))
+    assert len(before[0][:-1]) == len(before[1]) == 3
+    after = run_ranks(tmp_path / "broken", kill_at=None)
+    for rank, done in enumerate((before[0][:-1], before[1])):
+        assert done + after[rank] == whole[rank]

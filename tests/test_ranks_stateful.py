@@ -1,6 +1,5 @@
 """Ranks under StatefulDataLoader: exact resume in mid-epoch, also by another number of ranks."""
 
-import json
 from collections import Counter
 from itertools import chain, islice
 
@@ -74,7 +73,7 @@ def test_a_rank_resumes_at_every_position(placement, batch_size, num_workers, pe
 
 @workers
 def test_other_ranks_take_over(num_workers, persistent, store):
-    """After batches of a multiple of lifetime 2 ranks go on where 4 stopped, from any one's state."""
+    """After batches of a multiple of lifetime 2 ranks go on where 4 stopped, from one state."""
     for stop in (1, 2):
         drawn = []
         for rank in range(4):
