@@ -184,7 +184,7 @@ def test_empty_passes_count():
 def test_fewer_samples_than_ranks_are_left():
     """With drop_last a rest that does not go round is dropped; else some repeat the first ones."""
     policy, size = ReusePolicy(1), 11
-    done, state = take(samplers(size, policy, 3), 3)
+    done, state = take(samplers(size, policy, 2), 4)
     assert_complete(done + rest(samplers(size, policy, 8, state)), size, 8)
     for sampler in samplers(size, policy, 8, state, drop_last=True):
         assert sampler.epoch == EPOCH + 1
