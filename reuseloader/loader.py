@@ -11,7 +11,7 @@ from reuseloader.dataset import ReuseDataset
 from reuseloader.epochs import EpochClock
 from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import Build, Finish, StorePath
-from reuseloader.order import paired
+from reuseloader.order import SHARED, paired
 from reuseloader.pickling import explain_pickling
 from reuseloader.policy import ReusePolicy
 from reuseloader.sampler import ReuseSampler
@@ -28,8 +28,11 @@ class ReuseDataLoader(DataLoader[Any]):
         build, size, path, fingerprint, save, load, format, finish: see `ReuseDataset`.
         lifetime, seed, balanced: see `ReusePolicy`.
         start_epoch: the epoch of the first pass; a resumed run gives the one it stopped in.
+        rank, world_size, placement: see `ReuseSampler`; for the loader's own order only.
         options: every option of DataLoader but ``dataset``, with its meaning there. A sampler or
             batch_sampler is followed as it is; its ``set_epoch``, if any, is called at each pass.
+            With ranks, ``drop_last=True`` also leaves out the few samples that do not go round,
+            which some ranks would repeat: then no sample comes twice, and all batches are full.
 
     Raises:
         TypeError, ValueError: an argument is not as described.
@@ -53,6 +56,9 @@ class ReuseDataLoader(DataLoader[Any]):
         format: str = "torch",
         finish: Finish | None = None,
         balanced: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        placement: str = SHARED,
         **options: Any,
     ) -> None:
         if "dataset" in options:
@@ -61,6 +67,15 @@ class ReuseDataLoader(DataLoader[Any]):
                 f"own from build and size"
             )
         policy = ReusePolicy(lifetime, seed, balanced=balanced)
+        theirs = [name for name in ("sampler", "batch_sampler") if options.get(name) is not None]
+        ranks = {"rank": rank, "world_size": world_size, "placement": placement}
+        if theirs:
+            for name, value in ranks.items():
+                if value not in (None, SHARED):
+                    raise ValueError(
+                        f"{name} must not be given together with {theirs[0]}, got {name}={value!r}:"
+                        f" a sampler of your own is followed as it is. Let it shard by itself"
+                    )
         self._clock = EpochClock(start_epoch)
         dataset = ReuseDataset(
             build,
@@ -75,9 +90,17 @@ class ReuseDataLoader(DataLoader[Any]):
         )
         dataset._join(self._clock)
         self._own_sampler: ReuseSampler | None = None
-        if options.get("sampler") is None and options.get("batch_sampler") is None:
-            shuffle = bool(options.pop("shuffle", False))
-            self._own_sampler = ReuseSampler(len(dataset), policy, shuffle=shuffle)
+        if not theirs:
+            shuffle, drop_last = options.pop("shuffle", False), options.get("drop_last", False)
+            self._own_sampler = ReuseSampler(
+                len(dataset),
+                policy,
+                shuffle=bool(shuffle),
+                drop_last=bool(drop_last),
+                rank=rank,
+                world_size=world_size,
+                placement=placement,
+            )
             self._own_sampler._join(self._clock)
             options["sampler"] = self._own_sampler
         super().__init__(dataset, **options)

@@ -1,37 +1,27 @@
-"""(position, epoch) -> index: which sample comes where in a pass, in closed form.
+"""(position, epoch) -> index, for one of several ranks: which sample comes where in a pass.
 
-A pass of ``size`` positions is cut in blocks of ``period`` (the lifetime, or 1 for a plain
-permutation). With m = size // period:
-
-- position p < m * period lies in block j = p // period. The classes 0 .. period - 1 (index modulo
-  period) stand in that block in an order drawn for it; class c gives its member number P_c(j).
-- the last size % period positions hold the members number P_c(m) of the classes that have one
-  more, in an order drawn likewise.
-
-P_c is a pseudo-random permutation of the members of class c. With period 1 all this is one
-permutation of range(size). Everything is computed from integers alone, in constant memory.
+`SampleOrder` is what both samplers walk through; `reuseloader.permutation` shuffles, and
+`reuseloader.ranks` says which positions are whose. Pure integers, computed block by block.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import repeat
-from math import isqrt
 from operator import length_hint
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from reuseloader.errors import StateMismatchError
-from reuseloader.mix import UInt64Array, mix, step_array
-from reuseloader.validate import exact_int
+from reuseloader.mix import mix
+from reuseloader.permutation import ordered
+from reuseloader.ranks import Int64Array, Share
+from reuseloader.validate import MAX_INT, exact_int
 
-# Below: sort by hash, exactly uniform. Above: Feistel. Few Feistel rounds are not uniform on a tiny
-# domain (8 ideal rounds on n = 6 make one order twice as frequent as it should be).
-_SMALL = 16
-_ROUNDS = 12  # with 8, domains of 17 to 400 show too many successor pairs (up to 2 %)
-_CHUNK = 2**13  # positions computed at a time: the temporaries stay in the processor's cache
+SHARED, LOCAL = "shared", "local"  # where ranks keep their samples
+
+_CHUNK = 2**13  # positions computed at a time
 
 
 class IndexEpoch(NamedTuple):
@@ -50,140 +40,98 @@ def paired(item: Any, epoch: int) -> Any:
     return IndexEpoch(exact_int("index", item), epoch)
 
 
-def ordered(
-    position: npt.NDArray[np.integer], epoch: int, size: int, *, seed: int, period: int
-) -> npt.NDArray[np.int64]:
-    """The indices at ``position`` (integer array of any shape) of pass ``epoch``."""
-    if position.dtype.kind not in "iu":
-        raise TypeError(f"position must be an int or an integer array, got dtype {position.dtype}")
-    flat = position.reshape(-1)
-    if flat.size and not (flat.min() >= 0 and flat.max() < size):
-        raise IndexError(f"position must be in range({size}), got {flat.min()} to {flat.max()}")
-    index = np.empty(flat.shape, dtype=np.int64)
-    for start in range(0, flat.size, _CHUNK):
-        chunk = flat[start : start + _CHUNK].astype(np.uint64)
-        index[start : start + _CHUNK] = _balanced(chunk, epoch, size, seed, period)
-    return index.reshape(position.shape)
+class Place(NamedTuple):
+    """Where a rank stands: ``position`` of its pairs of the pass lie behind it.
 
+    ``origin`` positions of the order had been done before, by another number of ranks.
+    """
 
-def _balanced(position: UInt64Array, epoch: int, size: int, seed: int, period: int) -> UInt64Array:
-    blocks, rest = divmod(size, period)
-    members = _permutation(seed, epoch, 0, blocks + (rest > 0))
-    if period == 1:
-        return members(position, np.uint64(0), blocks)
-    block = position // np.uint64(period)
-    place = position - block * np.uint64(period)
-    if blocks == 0:
-        return _permutation(seed, epoch, 2, rest)(place, block, rest)
-    in_block = block < np.uint64(blocks)
-    if in_block.all():
-        phase = _permutation(seed, epoch, 1, period)(place, block, period)
-    else:
-        phase = np.empty_like(place)
-        for part, domain, tag in ((in_block, period, 1), (~in_block, rest, 2)):
-            phase[part] = _permutation(seed, epoch, tag, domain)(place[part], block[part], domain)
-    limit = np.uint64(blocks) + (phase < np.uint64(rest)) if rest else blocks
-    return members(block, phase, limit) * np.uint64(period) + phase
-
-
-@lru_cache(maxsize=64)
-def _permutation(seed: int, epoch: int, tag: int, domain: int) -> "_Permutation":
-    steps = domain if domain <= _SMALL else _ROUNDS
-    keys = tuple(np.uint64(mix(seed, epoch, tag, domain, step)) for step in range(steps))
-    return _Permutation(domain, np.uint64(mix(seed, epoch, tag, domain, steps)), keys)
-
-
-@dataclass(frozen=True)
-class _Permutation:
-    """A family of pseudo-random permutations of range(domain), one per tweak."""
-
-    domain: int
-    tweak_key: np.uint64
-    keys: tuple[np.uint64, ...]
-
-    def __call__(
-        self, x: UInt64Array, tweak: UInt64Array | np.uint64, limit: UInt64Array | int
-    ) -> UInt64Array:
-        """Permute each ``x[k]`` within range(limit[k]), limit <= domain, by cycle walking.
-
-        (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002: repeat the
-        permutation until the value lies in the range; this is a permutation of the range.)
-        """
-        salt = np.broadcast_to(step_array(np.atleast_1d(tweak + self.tweak_key)), x.shape)
-        bound = np.broadcast_to(np.asarray(limit, dtype=np.uint64), x.shape)
-        permute = self._sort if self.domain <= _SMALL else self._feistel
-        y = permute(x, salt)
-        outside = np.flatnonzero(y >= bound)
-        while outside.size:
-            y[outside] = permute(y[outside], salt[outside])
-            outside = outside[y[outside] >= bound[outside]]
-        return y
-
-    def _sort(self, x: UInt64Array, salt: UInt64Array) -> UInt64Array:
-        """The rank of the hash of x among the hashes of range(domain)."""
-        own = step_array(salt ^ np.array(self.keys)[x.astype(np.intp)])
-        rank = np.zeros_like(x)
-        for key in self.keys:
-            rank += step_array(salt ^ key) < own
-        return rank
-
-    def _feistel(self, x: UInt64Array, salt: UInt64Array) -> UInt64Array:
-        """A generalised Feistel network on range(a) x range(b), a * b >= domain.
-
-        (Black, Rogaway, as above.) Each round adds to one half a hash of the other half, modulo
-        the first half's range; a hash h becomes a number below r as (h >> 32) * r >> 32.
-        """
-        a = isqrt(self.domain - 1) + 1
-        a += a % 2  # with both sides odd every permutation would be an even one
-        b = -(-self.domain // a)
-        left = x // np.uint64(b)
-        right = x - left * np.uint64(b)
-        range_of_left, range_of_right = np.uint64(a), np.uint64(b)
-        for key in self.keys:
-            hashed = right + key
-            hashed ^= salt
-            hashed = step_array(hashed)
-            hashed >>= np.uint64(32)
-            hashed *= range_of_left
-            hashed >>= np.uint64(32)
-            hashed += left
-            left, right = right, np.minimum(hashed, hashed - range_of_left)
-            range_of_left, range_of_right = range_of_right, range_of_left
-        # an even number of rounds: left and right are back in their places
-        return left * np.uint64(b) + right
+    epoch: int
+    position: int = 0
+    origin: int = 0
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order of every pass of a sampler, and what a saved state must agree with."""
+    """The order of every pass of one rank, and what a saved state must agree with.
+
+    With placement "shared" the order is one for all ranks, which deal it out. With "local" each
+    rank owns a part of the indices (dealt as the unshuffled order is), and shuffles it by itself.
+    """
 
     size: int
     seed: int
     lifetime: int
     balanced: bool
     shuffle: bool
+    rank: int = 0
+    world_size: int = 1
+    placement: str = SHARED
+    drop_last: bool = False
 
     EPOCH_KEY: ClassVar[str] = "epoch"
     POSITION_KEY: ClassVar[str] = "position"
+    ORIGIN_KEY: ClassVar[str] = "origin"
+    WORLD_SIZE_KEY: ClassVar[str] = "world_size"
 
-    def blocks(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """The indices of pass ``epoch`` from position ``start`` on, computed block by block."""
-        period = self.lifetime if self.balanced else 1
-        for first in range(start, self.size, _CHUNK):
-            position = np.arange(first, min(first + _CHUNK, self.size))
-            if self.shuffle:
-                position = ordered(position, epoch, self.size, seed=self.seed, period=period)
-            yield position.tolist()
+    @property
+    def _period(self) -> int:
+        """The length of a block of the order; a plain permutation has none."""
+        return self.lifetime if self.balanced or not self.shuffle else 1
 
-    def state(self, epoch: int, position: int) -> dict[str, int]:
+    def _share(self, origin: int, world_size: int) -> Share:
+        period = self.lifetime if self.placement == LOCAL else self._period
+        return Share(self.size, period, self.rank, world_size, origin)
+
+    def length(self, origin: int = 0) -> int:
+        """How many pairs a rank yields in a pass from ``origin`` on: all ranks the same."""
+        return self._share(origin, self.world_size).length(drop_last=self.drop_last)
+
+    def blocks(self, epoch: int, start: int = 0, origin: int = 0) -> Iterator[list[int]]:
+        """The rank's indices of pass ``epoch`` from its position ``start`` on, block by block."""
+        share = self._share(origin, self.world_size)
+        indices = self._owned if self.placement == LOCAL else self._dealt
+        length = self.length(origin)
+        for first in range(start, length, _CHUNK):
+            position = np.arange(first, min(first + _CHUNK, length))
+            yield indices(share, position, epoch).tolist()
+
+    def _dealt(self, share: Share, own: Int64Array, epoch: int) -> Int64Array:
+        """Of the one order of all ranks."""
+        row = share.positions(own)
+        if not self.shuffle:
+            return row
+        return ordered(row, epoch, self.size, seed=self.seed, period=self._period, tail=share.tail)
+
+    def _owned(self, share: Share, own: Int64Array, epoch: int) -> Int64Array:
+        """Of the rank's order of its own part; padding repeats that from its beginning."""
+        if share.count == 0:
+            return share.positions(own)
+        own = own % share.count
+        if not self.shuffle:
+            return share.positions(own)
+        seed = self.seed if self.world_size == 1 else mix(self.seed, self.rank)
+        return share.aligned(ordered(own, epoch, share.count, seed=seed, period=self._period))
+
+    def state(self, place: Place) -> dict[str, int | str]:
         """A flat dict from which `read_state` goes on."""
-        return {self.EPOCH_KEY: epoch, self.POSITION_KEY: position, **self._settings}
+        return {
+            self.EPOCH_KEY: place.epoch,
+            self.POSITION_KEY: place.position,
+            self.ORIGIN_KEY: place.origin,
+            self.WORLD_SIZE_KEY: self.world_size,
+            **self._settings,
+        }
 
-    def read_state(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (epoch, position) of a state saved by a sampler of the same settings.
+    def read_state(self, state: Mapping[str, Any]) -> Place:
+        """Return where a state goes on that was saved by a sampler of the same settings.
+
+        If it was saved by another number of ranks, what they had left is dealt anew; an ended pass
+        goes on with the next.
 
         Raises:
-            StateMismatchError: it was not; the message has the values of both.
+            StateMismatchError: the settings differ, with the values of both; or another number of
+                ranks cannot take over there, with the nearest place where it can.
         """
         for name, here in self._settings.items():
             if state.get(name) != here:
@@ -191,45 +139,74 @@ class SampleOrder:
                     f"the state was saved with {name} = {state.get(name)!r}, but this sampler has "
                     f"{name} = {here!r}. Load it into a sampler made with the same arguments"
                 )
-        epoch, position = state.get(self.EPOCH_KEY), state.get(self.POSITION_KEY)
-        if type(epoch) is not int or epoch < 0:
-            raise StateMismatchError(f"the state must have an int epoch >= 0, got {epoch!r}")
-        if type(position) is not int or not 0 <= position <= self.size:
+        epoch = _state_int(state, self.EPOCH_KEY, 0, MAX_INT)
+        world_size = _state_int(state, self.WORLD_SIZE_KEY, 1, MAX_INT)
+        origin = _state_int(state, self.ORIGIN_KEY, 0, self.size)
+        there = self._share(origin, world_size)
+        if origin % there.period:
             raise StateMismatchError(
-                f"the state must have an int position from 0 to {self.size}, got {position!r}"
+                f"the state must have an origin that is a multiple of {there.period}, got {origin}"
             )
-        if position == self.size:  # an ended pass: go on with the next
-            return epoch + 1, 0
-        return epoch, position
+        position = _state_int(state, self.POSITION_KEY, 0, there.length(drop_last=False))
+        if 0 < position >= there.length(drop_last=self.drop_last):
+            return Place(epoch + 1)
+        if world_size != self.world_size:
+            nearest = there.nearest_round(position)
+            if position != nearest:
+                raise StateMismatchError(
+                    f"the state was saved with world_size = {world_size} at position {position}, "
+                    f"but this sampler has world_size = {self.world_size}, which can take over "
+                    f"only at a multiple of {there.period} from 0 to {there.in_rounds} (positions "
+                    f"count the pairs of one rank), or at an epoch's end; the nearest position is "
+                    f"{nearest}. Load it with world_size = {world_size}, or one saved there"
+                )
+            origin, position = origin + position * world_size, 0
+            if origin and not self.length(origin):  # too few are left for all, and are dropped
+                return Place(epoch + 1)
+        return Place(epoch, position, origin)
 
     @cached_property
-    def _settings(self) -> dict[str, int]:
-        return {
+    def _settings(self) -> dict[str, int | str]:
+        settings: dict[str, int | str] = {
             "size": self.size,
             "seed": self.seed,
             "lifetime": self.lifetime,
             "balanced": int(self.balanced),
             "shuffle": int(self.shuffle),
+            "placement": self.placement,
         }
+        if self.placement == LOCAL:
+            settings |= {"rank": self.rank, "world_size": self.world_size}
+        return settings
+
+
+def _state_int(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = state.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise StateMismatchError(
+            f"the state must have an int {name} from {least} to {most}, got {value!r}"
+        )
+    return value
 
 
 class Pass:
-    """One walk through an order, from ``position`` on; knows its epoch once it has begun."""
+    """One walk through an order, from a position on; knows its epoch once it has begun."""
 
-    def __init__(self, order: SampleOrder, position: int = 0) -> None:
+    def __init__(self, order: SampleOrder, position: int = 0, origin: int = 0) -> None:
         self.order = order
         self.epoch: int | None = None
+        self.origin = origin
         self._start = position
         self._computed = position
         self._block: Iterator[int] = iter([])
 
     def begin(self, epoch: int) -> Iterator[IndexEpoch]:
-        """Begin, with this epoch, and return the pairs from ``position`` on. To be called once."""
+        """Begin, with this epoch, and return the pairs from the position on. To be called once."""
         self.epoch = epoch
         return self._pairs(epoch)
 
     def _pairs(self, epoch: int) -> Iterator[IndexEpoch]:
-        for block in self.order.blocks(epoch, self._start):
+        for block in self.order.blocks(epoch, self._start, self.origin):
             self._computed += len(block)
             self._block = iter(block)
             # IndexEpoch(i, epoch) without a call into Python per pair; and one pair at a time: a
@@ -242,3 +219,8 @@ class Pass:
         """How many pairs of the epoch lie behind."""
         # a list's iterator knows what is left of it: no counting per pair
         return self._computed - length_hint(self._block)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no pair is left."""
+        return self.position == self.order.length(self.origin)

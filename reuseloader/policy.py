@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from reuseloader.key import ReuseKey
 from reuseloader.mix import absorb
-from reuseloader.order import SampleOrder, ordered
+from reuseloader.order import LOCAL, SHARED, SampleOrder
+from reuseloader.permutation import ordered
+from reuseloader.ranks import checked_rank
 from reuseloader.validate import exact_int, instance, int_at_least
 
 
@@ -68,7 +70,7 @@ class ReusePolicy:
         Random access in constant time and memory, for an int or an integer array of any shape.
         With ``balanced``, each of the size // lifetime leading blocks of ``lifetime`` positions
         holds one index of every phase, so it builds exactly one sample in every epoch but the
-        first; see `reuseloader.order`.
+        first; see `reuseloader.permutation`.
 
         Raises:
             IndexError: a position is not in range(size).
@@ -81,11 +83,34 @@ class ReusePolicy:
         at = np.array([exact_int("position", position)])
         return int(ordered(at, epoch, size, seed=self.seed, period=period)[0])
 
-    def sample_order(self, size: int, *, shuffle: bool) -> SampleOrder:
-        """The order of all passes over ``size`` samples, or 0, 1, 2 ... if not shuffled."""
+    def sample_order(
+        self,
+        size: int,
+        *,
+        shuffle: bool,
+        rank: int | None = None,
+        world_size: int | None = None,
+        placement: str = SHARED,
+        drop_last: bool = False,
+    ) -> SampleOrder:
+        """The order of a rank's passes over ``size`` samples; `ReuseSampler` has the arguments."""
         size = int_at_least(0, "size", size)
         instance(bool, "shuffle", shuffle)
-        return SampleOrder(size, self.seed, self.lifetime, self.balanced, shuffle)
+        instance(bool, "drop_last", drop_last)
+        if placement not in (SHARED, LOCAL):
+            raise ValueError(f"placement must be {SHARED!r} or {LOCAL!r}, got {placement!r}")
+        number, ranks = checked_rank(rank, world_size)
+        return SampleOrder(
+            size,
+            self.seed,
+            self.lifetime,
+            self.balanced,
+            shuffle,
+            rank=number,
+            world_size=ranks,
+            placement=placement,
+            drop_last=drop_last,
+        )
 
     def builds(self, epoch: int, size: int) -> int:
         """How many of ``size`` samples begin a new generation in ``epoch``."""

@@ -6,7 +6,8 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from reuseloader.epochs import EpochClock
-from reuseloader.order import IndexEpoch, Pass
+from reuseloader.group import ForgottenRanks
+from reuseloader.order import SHARED, IndexEpoch, Pass, Place
 from reuseloader.policy import ReusePolicy
 from reuseloader.validate import instance
 
@@ -18,20 +19,50 @@ class ReuseSampler(Sampler[IndexEpoch]):
     call ``iter(sampler)`` more often than they use the result. `state_dict` describes the newest
     iterator; a loaded state is where the next pass begins.
 
+    With ``rank`` and ``world_size`` each rank yields its share: equally many pairs on all, and of
+    the builds of an epoch equally many within one (plain orders with a shared store: by chance).
+    Without, in a torch.distributed group of several ranks, it warns and shares nothing out.
+
     Args:
         size: the number of samples.
         policy: the rule of reuse, which also gives the order.
         start_epoch: the epoch of the first pass.
         shuffle: False for the order 0, 1, 2, ... in every epoch.
+        rank, world_size: which of how many ranks this is, 0 <= rank < world_size; both or neither.
+        placement: "shared" if all ranks use one store: one order, dealt to the ranks in blocks of
+            ``lifetime``, new indices for a rank in every epoch. "local" if each has a store of its
+            own: it owns a fixed part of the indices, so that it finds there what it has built.
+        drop_last: leave out the few indices that do not go round. Otherwise ranks that lack one
+            repeat one, of the first of the order ("local": of their own).
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
     """
 
     def __init__(
-        self, size: int, policy: ReusePolicy, *, start_epoch: int = 0, shuffle: bool = True
+        self,
+        size: int,
+        policy: ReusePolicy,
+        *,
+        start_epoch: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        placement: str = SHARED,
+        drop_last: bool = False,
     ) -> None:
-        self._order = instance(ReusePolicy, "policy", policy).sample_order(size, shuffle=shuffle)
+        self._order = instance(ReusePolicy, "policy", policy).sample_order(
+            size,
+            shuffle=shuffle,
+            rank=rank,
+            world_size=world_size,
+            placement=placement,
+            drop_last=drop_last,
+        )
         self._clock = EpochClock(start_epoch)
-        self._position = 0  # where the next pass begins
+        self._start = (0, 0)  # position and origin where the next pass begins
         self._newest: Pass | None = None
+        self._forgotten = ForgottenRanks(rank)
 
     @property
     def epoch(self) -> int:
@@ -41,12 +72,12 @@ class ReuseSampler(Sampler[IndexEpoch]):
     def set_epoch(self, epoch: int) -> None:
         """Give the next pass this epoch. A loaded position stays if it is of this epoch."""
         if epoch != self._clock.next_epoch:
-            self._position = 0
+            self._start = (0, 0)
         self._clock.set(epoch)
         self._newest = None
 
     def __len__(self) -> int:
-        return self._order.size
+        return self._order.length()
 
     def __iter__(self) -> Iterator[IndexEpoch]:
         self._newest = None
@@ -58,27 +89,35 @@ class ReuseSampler(Sampler[IndexEpoch]):
 
     def _pairs(self, epoch: int) -> Iterator[IndexEpoch]:
         """The pairs of one pass that a loader counts."""
+        self._forgotten.look()
         return Pass(self._order).begin(epoch)
 
     def _run(self) -> Iterator[IndexEpoch]:
-        this = self._newest = Pass(self._order, self._position)
-        self._position = 0  # a loaded place is used up by the first pass that begins
+        self._forgotten.look()
+        this = self._newest = Pass(self._order, *self._start)
+        self._start = (0, 0)  # a loaded place is used up by the first pass that begins
         try:
             yield from this.begin(self._clock.begin(this))
         finally:
             self._clock.end(this)
 
-    def state_dict(self) -> dict[str, int]:
-        """Where to go on, as a flat dict of ints: the newest iterator's place, or the next pass."""
+    def state_dict(self) -> dict[str, int | str]:
+        """Where to go on: the newest iterator's place, or the next pass.
+
+        A flat dict of ints and strings. With ``placement="shared"`` all ranks have the same, and
+        another number of ranks can go on from it where each has yielded a multiple of ``lifetime``
+        pairs, except in an epoch's last blocks, of which there are too few for all ranks.
+        """
         newest = self._newest
         if newest is None or newest.epoch is None:
-            return self._order.state(self._clock.next_epoch, self._position)
-        if newest.position == len(self):
-            return self._order.state(newest.epoch + 1, 0)
-        return self._order.state(newest.epoch, newest.position)
+            return self._order.state(Place(self._clock.next_epoch, *self._start))
+        if newest.ended:
+            return self._order.state(Place(newest.epoch + 1))
+        return self._order.state(Place(newest.epoch, newest.position, newest.origin))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there with the next ``iter``; StateMismatchError if it is of another order."""
-        epoch, self._position = self._order.read_state(state)
+        epoch, position, origin = self._order.read_state(state)
+        self._start = position, origin
         self._clock.set(epoch)
         self._newest = None

@@ -33,7 +33,7 @@ def output_of(name: str, *arguments: str | Path, cwd: Path) -> str:
 
 def test_every_example_is_tested_here():
     """No example without a test."""
-    tested = {"curriculum.py", "digits.py", "swap_in.py", "varlen.py"}
+    tested = {"curriculum.py", "ddp.py", "digits.py", "swap_in.py", "varlen.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -152,3 +152,37 @@ def test_the_verdicts_can_fail():
         run.built = wrong
         with pytest.raises(SystemExit, match=r"FAILED: lifetime 4 built .* it is \[8, 10\]"):
             digits.check_builds([run], settings)
+
+
+def ranks_of_ddp(count: int, *arguments: str, cwd: Path) -> str:
+    """The output of ddp.py on this many ranks, which torchrun starts."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    script = [sys.executable, "-W", "error", EXAMPLES / "ddp.py"]
+    options = ("--train-size", "61", "--batch-size", "4", "--epochs", "4", "--cache", "cache")
+    done = subprocess.run(
+        [*torchrun, f"--nproc-per-node={count}", *script, *options, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_ddp_goes_on_with_another_number_of_ranks(tmp_path):
+    """Two ranks stop in epoch 1, three go on: all epochs complete, builds of the ranks even."""
+    options = ("--checkpoint", "ddp.pt")
+    first = ranks_of_ddp(2, *options, "--stop", "1", cwd=tmp_path)
+    assert "epoch 0, rank 1: 31 samples, " in first
+    assert "stopped in epoch 1, after 32 samples" in first
+    second = ranks_of_ddp(3, *options, cwd=tmp_path)
+    assert "going on in epoch 1, after 32 samples" in second
+    counts = re.findall(r"epoch (\d), rank \d: (\d+) samples, (\d+) built", second)
+    assert [count for epoch, count, _ in counts if epoch == "1"] == ["10"] * 3
+    for epoch in ("2", "3"):
+        built = [int(number) for number_of, _, number in counts if number_of == epoch]
+        assert len(built) == 3
+        assert max(built) - min(built) <= 2  # padding may be built twice
+        assert f"epoch {epoch}: complete" in second

@@ -14,6 +14,7 @@ SHORT_FORMS = {
     "full_disk": ["--rounds", "6"],
     "many": ["--rounds", "4", "--fetches", "150"],
     "flat": ["--rounds", "14", "--batches", "30"],
+    "ranks": ["--rounds", "3"],
 }
 
 

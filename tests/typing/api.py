@@ -111,10 +111,12 @@ dataset.close()
 
 # the sampler
 sampler = ReuseSampler(10, policy, start_epoch=1, shuffle=False)
+ReuseSampler(10, policy, rank=0, world_size=2, placement="local", drop_last=True)
 pairs: Sampler[IndexEpoch] = sampler
 assert_type(iter(sampler), Iterator[IndexEpoch])
 assert_type(len(sampler), int)
 assert_type(sampler.epoch, int)
+assert_type(sampler.state_dict(), dict[str, int | str])
 sampler.load_state_dict(sampler.state_dict())
 sampler.set_epoch(2)
 DataLoader(dataset, sampler=sampler, batch_size=4)
@@ -133,6 +135,9 @@ with ReuseDataLoader(
     format="torch",
     finish=finish,
     balanced=True,
+    rank=0,
+    world_size=2,
+    placement="shared",
     batch_size=4,
     shuffle=True,
     num_workers=2,
@@ -153,6 +158,7 @@ loader.close()
 
 # the nodes
 node = reuse_nodes.ReuseSampler(10, policy, start_epoch=1, shuffle=True)
+reuse_nodes.ReuseSampler(10, policy, rank=0, world_size=2, placement="local", drop_last=True)
 source: BaseNode[IndexEpoch] = node
 mapper = reuse_nodes.ReuseMapper(
     node,
