@@ -1,6 +1,7 @@
 """What a shuffled order costs, per index of a whole pass over n indices.
 
-- beside torch's RandomSampler, which makes the permutation of a pass in one list;
+- beside torch's RandomSampler, which makes the permutation of a pass in one list: targets from
+  10**6 indices on, since a list of fewer fits the processor's caches;
 - beside grain's `index_shuffle`, like ours a permutation in closed form: a C++ function of one
   index, called from Python as grain's own MapDataset.shuffle does; it has no vectorised form. Its
   keys are 32 bits and its order is not balanced. `policy.order` is called with blocks of positions,
@@ -67,7 +68,8 @@ def cases(n: int) -> dict[str, Case]:
         ReusePolicy(k, balanced=balanced) for balanced in (True, False) for k in (1, 2, 4, 8)
     ]
     found = {RANDOM_SAMPLER: Case(partial(random_sampler, n), per=n)}
-    rivals = [Beside(RANDOM_SAMPLER, target=1.0)]
+    many = n >= 10**6
+    rivals = [Beside(RANDOM_SAMPLER, target=1.0 if many else None)]
     if find_spec("grain") is not None:
         rivals.append(Beside(INDEX_SHUFFLE, target=1.0))
         found[INDEX_SHUFFLE] = Case(partial(grain_shuffle, n), per=n)
@@ -79,10 +81,14 @@ def cases(n: int) -> dict[str, Case]:
     singly = [Beside(*rival.cases) for rival in rivals]
     found["policy.order L=4, singly"] = Case(partial(order_singly, policy, few), singly, few)
     sampler, node = ReuseSampler(n, policy), nodes.ReuseSampler(n, policy)
-    found["ReuseSampler"] = Case(lambda: consume(sampler), [Beside(RANDOM_SAMPLER, target=2.5)], n)
+    found["ReuseSampler"] = Case(
+        lambda: consume(sampler), [Beside(RANDOM_SAMPLER, target=2.5 if many else None)], n
+    )
     found[SAMPLER_NODE] = Case(partial(sampler_node, n), per=n)
     found["nodes.ReuseSampler"] = Case(
-        lambda: (node.reset(), consume(node)), [Beside(SAMPLER_NODE, target=2.0)], n
+        lambda: (node.reset(), consume(node)),
+        [Beside(SAMPLER_NODE, target=2.0 if many else None)],
+        n,
     )
     return found
 

@@ -2,8 +2,9 @@
 
 Builds of 10 ms of processor time, samples of 150 KB, two workers where there are any. All caches
 are as fresh as each other: 1/L of what an epoch delivers was built anew (verified by its content).
-Ours are `ReuseDataLoader` and the torchdata graph, both with tensors files; the other pipelines are
-in `rivals.py`. Times are per sample, of whole steady epochs. Target: ahead of each.
+Ours are `ReuseDataLoader` and the torchdata graph, both with tensors files; the other pipelines
+are in `rivals.py` and `rivals_medical.py`. The builds mostly leave the GIL free, which is best for
+caches that work with threads. Times are per sample, of whole steady epochs. Target: ahead of each.
 """
 
 import warnings
@@ -18,11 +19,13 @@ from typing import Any
 import torch
 from bench import Beside, Case, aligned, arguments, machine, measure, report, versioned
 from epoch import dataloader, graph
-from rivals import RIVALS, Batches, Rival
+from rivals import Batches, DiskCache, Joblib, Naive, Nodes, Rival
+from rivals_medical import Persistent, Queue, SmartCache
 from work import folder, require
 
 from reuseloader import ReusePolicy
 
+RIVALS = (Rival, Nodes, Naive, Joblib, DiskCache, Persistent, SmartCache, Queue)
 OURS = {"ReuseDataLoader": dataloader, "ReuseMapper graph": graph}
 
 
