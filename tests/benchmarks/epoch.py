@@ -16,7 +16,7 @@ import torch
 from bench import Beside, Case, arguments, machine, measure, report
 from torch.utils.data import default_collate
 from torchdata.nodes import Batcher, Loader, Mapper, Prefetcher
-from work import TENSORS, Build, folder, kept, require_pass
+from work import LMDB, TENSORS, Build, folder, kept, require_pass, stores
 
 from reuseloader import ReuseDataLoader, ReusePolicy
 from reuseloader.nodes import ReuseMapper, ReuseSampler
@@ -24,7 +24,9 @@ from reuseloader.nodes import ReuseMapper, ReuseSampler
 SHARE = 0.95  # of the ideal factor that must be reached
 
 
-def dataloader(policy: ReusePolicy, path: Path, args: Any, stack: ExitStack) -> Iterable[Any]:
+def dataloader(
+    policy: ReusePolicy, kind: str, path: Path, args: Any, stack: ExitStack
+) -> Iterable[Any]:
     return stack.enter_context(
         ReuseDataLoader(
             Build(args.size, args.build),
@@ -36,12 +38,12 @@ def dataloader(policy: ReusePolicy, path: Path, args: Any, stack: ExitStack) -> 
             batch_size=args.batch,
             num_workers=2,
             persistent_workers=True,
-            **kept(TENSORS, path),
+            **kept(kind, path),
         )
     )
 
 
-def graph(policy: ReusePolicy, path: Path, args: Any, stack: ExitStack) -> Iterable[Any]:
+def graph(policy: ReusePolicy, kind: str, path: Path, args: Any, stack: ExitStack) -> Iterable[Any]:
     node: Any = ReuseMapper(
         ReuseSampler(args.samples, policy),
         Build(args.size, args.build),
@@ -49,7 +51,7 @@ def graph(policy: ReusePolicy, path: Path, args: Any, stack: ExitStack) -> Itera
         size=args.samples,
         num_workers=2,
         method="process",
-        **kept(TENSORS, path),
+        **kept(kind, path),
     )
     stack.enter_context(node)
     node = Batcher(node, args.batch, drop_last=False)
@@ -74,7 +76,12 @@ class Epochs:
 
 
 def cases(
-    lifetimes: tuple[int, ...], orders: tuple[bool, ...], root: Path, args: Any, stack: ExitStack
+    lifetimes: tuple[int, ...],
+    orders: tuple[bool, ...],
+    kind: str,
+    root: Path,
+    args: Any,
+    stack: ExitStack,
 ) -> dict[str, Case]:
     found = {}
     for name, make in PIPELINES.items():
@@ -83,7 +90,7 @@ def cases(
             for balanced in orders if lifetime > 1 else (True,):
                 policy = ReusePolicy(lifetime, balanced=balanced)
                 case = f"{name}, L={lifetime}{'' if balanced else ', plain order'}"
-                epochs = Epochs(make(policy, root / case, args, stack), policy, args.samples)
+                epochs = Epochs(make(policy, kind, root / case, args, stack), policy, args.samples)
                 target = 1 / SHARE if len(orders) == 1 else None
                 ideal = Beside(yardstick, target=target, ideal=1 / lifetime)
                 found[case] = Case(epochs.run, [ideal] if lifetime > 1 else [])
@@ -97,10 +104,13 @@ def main(args: Any) -> None:
         f"{args.samples} samples of {args.size} bytes, builds of {1000 * args.build:g} ms, batches "
         f"of {args.batch}, median of {args.rounds} interleaved rounds, per epoch"
     )
-    for lifetimes, orders in (((2, 4), (True,)), ((4, 8), (True, False))):
+    parts: list[tuple[str, tuple[int, ...], tuple[bool, ...]]]
+    parts = [(kind, (2, 4), (True,)) for kind in stores(TENSORS, LMDB)]
+    parts.append((TENSORS, (4, 8), (True, False)))
+    for kind, lifetimes, orders in parts:
         with folder() as root, ExitStack() as stack:
-            print()
-            measured = cases(lifetimes, orders, root, args, stack)
+            print(f"\n{kind}\n")
+            measured = cases(lifetimes, orders, kind, root, args, stack)
             report(measure(measured, args.rounds), args.json)
 
 

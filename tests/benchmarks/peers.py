@@ -2,7 +2,7 @@
 
 Builds of 10 ms of processor time, samples of 150 KB, two workers where there are any. All caches
 are as fresh as each other: 1/L of what an epoch delivers was built anew (verified by its content).
-Ours are `ReuseDataLoader` and the torchdata graph, both with tensors files; the other pipelines
+Ours are `ReuseDataLoader` and the torchdata graph, with tensors files and LMDBStore; the others
 are in `rivals.py` and `rivals_medical.py`. The builds mostly leave the GIL free, which is best for
 caches that work with threads. Times are per sample, of whole steady epochs. Target: ahead of each.
 """
@@ -21,7 +21,7 @@ from bench import Beside, Case, aligned, arguments, machine, measure, report, ve
 from epoch import dataloader, graph
 from rivals import Batches, DiskCache, Joblib, Naive, Nodes, Rival
 from rivals_medical import Persistent, Queue, SmartCache
-from work import folder, require
+from work import LMDB, TENSORS, folder, require, stores
 
 from reuseloader import ReusePolicy
 
@@ -83,8 +83,12 @@ def compare(rivals: list[type[Rival]], root: Path, args: Any, stack: ExitStack) 
     policy, reused = ReusePolicy(args.lifetime), 1 / args.lifetime
     cases: dict[str, Case] = {}
     shares: dict[str, float] = {}
-    for name, make in OURS.items():
-        loader = make(policy, root / name, args, stack)
+    ours = {
+        f"{name}, {kind}": make(policy, kind, root / f"{name} {kind}", args, stack)
+        for kind in stores(TENSORS, LMDB)
+        for name, make in OURS.items()
+    }
+    for name, loader in ours.items():
         shares[name] = fresh(name, lambda epoch, loader=loader: loader, reused, args)
         beside = [Beside(rival.name, target=1.0) for rival in rivals]
         cases[name] = Case(partial(drain, loader), beside, args.samples)
