@@ -10,8 +10,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from reuseloader.record import Buffer
 
 if TYPE_CHECKING:
@@ -149,7 +147,7 @@ def _use(path: str) -> "Use":
 
 
 def _write(index: int, record: memoryview, transaction: "Transaction[bytes]") -> None:
-    parts = range(0, len(record) or 1, _PART)
+    parts = range(0, len(record) + 1, _PART)  # the last one is short, and perhaps empty
     for number, start in enumerate(parts):
         transaction.put(_KEY.pack(index, number), record[start : start + _PART])
     number = len(parts)
@@ -159,10 +157,12 @@ def _write(index: int, record: memoryview, transaction: "Transaction[bytes]") ->
 
 def _parts(index: int, transaction: "Transaction[memoryview]") -> list[memoryview]:
     found: list[memoryview] = []
-    while (part := transaction.get(_KEY.pack(index, len(found)))) is not None:
-        found.append(part)
-        if len(part) < _PART:
-            break
+    cursor = transaction.cursor()
+    if cursor.set_key(_KEY.pack(index, 0)):
+        for part in cursor.iternext(keys=False):  # faster than to get one after the other
+            found.append(part)
+            if len(part) < _PART:
+                break
     return found
 
 
@@ -170,12 +170,7 @@ def _read(index: int, transaction: "Transaction[memoryview]") -> memoryview | No
     parts = _parts(index, transaction)
     if not parts:
         return None
-    record = np.empty(sum(map(len, parts)), np.uint8).data
-    start = 0
-    for part in parts:
-        record[start : start + len(part)] = part
-        start += len(part)
-    return record
+    return memoryview(bytearray().join(parts))
 
 
 def _tail(index: int, size: int, transaction: "Transaction[memoryview]") -> bytes | None:

@@ -7,12 +7,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
 from reuseloader.lmdb_environment import ClosedError, Environment
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -30,23 +31,25 @@ class Use:
 
     def open(self) -> None:
         """Open it now."""
-        self._run(lambda environment: None)
+        self._run(_nothing)
 
     def read(self, action: Callable[["lmdb.Transaction[memoryview]"], T]) -> T:
         """What ``action`` returns; the views that its transaction gives end with it."""
-        return self._run(lambda environment: environment.read(action))
+        return self._run(Environment.read, action)
 
     def write(self, action: Callable[["lmdb.Transaction[bytes]"], None], size: int) -> None:
         """Commit what ``action`` does, perhaps in a second attempt; it adds ``size`` bytes."""
-        self._run(lambda environment: environment.write(action, size))
+        self._run(Environment.write, action, size)
 
-    def _run(self, action: Callable[[Environment], T]) -> T:
+    def _run(
+        self, method: Callable[Concatenate[Environment, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         while True:
             try:
                 environment = self._environment
                 if environment is None:
                     environment = self._environment = _acquire(self._path, self._user)
-                return action(environment)
+                return method(environment, *args, **kwargs)
             except ClosedError:
                 self._environment = None
             except lmdb.Error as error:
@@ -56,6 +59,10 @@ class Use:
         """Close the environment unless others use it. It may be used again."""
         self._environment = None
         _release(self._user)
+
+
+def _nothing(environment: Environment) -> None:
+    pass
 
 
 def _os_error(error: lmdb.Error, path: str) -> OSError:

@@ -35,16 +35,19 @@ from reuseloader.sample import smallest_failing
 
 _ALIGNMENT = 16  # of the largest element, complex128; also what memory begins at
 _LENGTH = struct.Struct("<Q")
-_DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    )
+_DTYPES = {  # name -> (dtype, the NumPy dtype that carries its elements)
+    name: (getattr(torch, name), np.dtype(carrier or name))
+    for carrier, names in {
+        "": "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+        "float16 float32 float64 complex64 complex128",
+        "int16": "bfloat16",
+        "uint8": "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu",
+    }.items()
+    for name in names.split()
     if hasattr(torch, name)  # torch 2.1 does not have all
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, (dtype, _) in _DTYPES.items()}
+_MOST_DIMENSIONS = 32  # of NumPy 1
 _DESCR = re.compile(r"[<>|][biufcmMSUV]\d{1,10}(\[\d*\w+\])?")
 _DEEPEST = 100  # levels of nesting
 
@@ -120,6 +123,8 @@ def _described(value: Any, chunks: list[Any], levels: int) -> Any:
 def _described_tensor(tensor: torch.Tensor, chunks: list[Any]) -> list[Any]:
     if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
         raise UnsupportedError(f"it is a tensor of {tensor.layout}, {tensor.dtype}")
+    if tensor.dim() > _MOST_DIMENSIONS:
+        raise UnsupportedError(f"it has {tensor.dim()} dimensions, more than {_MOST_DIMENSIONS}")
     if tensor.requires_grad:
         raise UnsupportedError("it is a tensor that requires grad")
     if tensor.numel():  # without elements it may have strides that no view takes
@@ -200,34 +205,24 @@ class _Reader:
 
     def tensor(self, node: list[Any]) -> torch.Tensor:
         _, name, shape = node
-        dtype = _DTYPES[name]
-        count = _count(shape)
-        start = self._take(count * dtype.itemsize)
-        if count == 0:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._view, dtype=dtype, count=count, offset=start).view(shape)
+        dtype, carrier = _DTYPES[name]
+        tensor = torch.from_numpy(self._elements(carrier, shape))
+        return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
     def array(self, node: list[Any]) -> npt.NDArray[Any]:
         _, descr, shape = node
-        dtype = _dtype(descr)
-        count = _count(shape)
-        start = self._take(count * dtype.itemsize)
-        if count == 0:
-            return np.empty(shape, dtype)
-        return np.frombuffer(self._view, dtype, count, start).reshape(shape)
+        return self._elements(_dtype(descr), shape)
+
+    def _elements(self, dtype: np.dtype[Any], shape: list[int]) -> npt.NDArray[Any]:
+        # torch.Size is a TypeError for what is not ints, which alone may be multiplied; a negative
+        # length is for NumPy to find
+        start = self._take(prod(torch.Size(shape)) * dtype.itemsize)
+        return np.ndarray(shape, dtype, self._view, start)
 
     def content(self, node: list[Any]) -> bytes:
         _, size = node
         start = self._take(size)
         return bytes(self._view[start : start + size])
-
-
-def _count(shape: list[int]) -> int:
-    """How many elements; TypeError if the shape is not one of ints, which alone may be multiplied.
-
-    A negative length is for torch and NumPy to find.
-    """
-    return prod(torch.Size(shape))
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:

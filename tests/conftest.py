@@ -16,6 +16,7 @@ def store(request, tmp_path):
     """A directory that is yet to be made; the start after a test, unless marked, finds it sound."""
     path = tmp_path / "store"
     yield path
-    if path.is_dir() and request.node.get_closest_marker("leaves") is None:
+    of_files = path.is_dir() and not (path / "data.mdb").exists()
+    if of_files and request.node.get_closest_marker("leaves") is None:
         found = check(DirectoryStore(path))
         assert found.clean, found

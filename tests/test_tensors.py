@@ -184,6 +184,7 @@ REFUSED = {
     "array of nothing": (np.zeros(2, np.dtype([])), "dtype"),
     "parameter": (torch.nn.Parameter(torch.ones(1)), "Parameter"),
     "tensor with grad": (torch.ones(1, requires_grad=True), "requires grad"),
+    "dimensions": (torch.ones([1] * 40), "40 dimensions"),
     "sparse tensor": (torch.eye(2).to_sparse(), "torch.sparse_coo"),
     "cycle": (CYCLE, "contains itself"),
 }

@@ -40,6 +40,7 @@ def save_array(array: np.ndarray, file: BinaryIO) -> None:
 
 FORMATS: dict[str, dict[str, Any]] = {
     "torch": {},
+    "tensors": {"format": "tensors"},
     "pickle": {"save": pickle.dump, "load": pickle.load},
     "numpy": {"save": save_array, "load": np.load},
 }
