@@ -43,8 +43,12 @@ class Fence(Generic[P]):
 
     def require(self, mine: P) -> None:
         """RuntimeError if this pass, which `check` gave, was ended by a reset since."""
-        if mine is not self._current:
+        if not self.is_current(mine):
             raise RuntimeError(
                 "the pass that this thread reads was ended by a reset in another thread: read each "
                 "pass in the thread that began it, or in a new one"
             )
+
+    def is_current(self, mine: P) -> bool:
+        """Whether this pass, which `mine` gave, is still the node's."""
+        return mine is self._current

@@ -33,7 +33,8 @@ class ReuseMapper(BaseNode[Any]):
 
     Args:
         source: a node of `IndexEpoch` (`ReuseSampler`, `WithEpoch`), or of lists of them. A list
-            becomes a list of samples, made whole in one worker.
+            becomes a list of samples; what is to be built of it is built in one worker. With
+            ``finish`` that worker makes, and finishes, the whole list.
         build, path, policy, fingerprint, save, load, format, finish: see `ReuseDataset`.
         size: the number of samples, if indices are to be checked against it.
         num_workers: how many build at a time; 0 builds in the consumer.
@@ -111,6 +112,8 @@ class ReuseMapper(BaseNode[Any]):
                 self._pool = ThreadPool(self._fetcher, num_workers, worker_init_fn)
             else:
                 self._pool = ProcessPool(self._fetcher, num_workers, worker_init_fn, context)
+        # what is taken as it is pulled needs a snapshot of the source only when somebody asks
+        self._pulls_ahead = self._pool is not None or self._group > 1
         self._fence: Fence[_Running] = Fence()
         self._pulling = threading.Lock()
 
@@ -157,7 +160,8 @@ class ReuseMapper(BaseNode[Any]):
             finally:
                 self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
             running.window.remove(unit)
-            running.building -= unit.future is not None
+            if unit.future is not None:
+                running.building -= 1
             running.ready.extend(zip(unit.numbers, samples, strict=True))
         number, sample = running.ready.popleft()
         running.progress.deliver(number)
@@ -181,7 +185,7 @@ class ReuseMapper(BaseNode[Any]):
 
     def _pull(self, running: "_Running") -> "_Unit":
         unit = _Unit()
-        frequency = self._snapshot_frequency
+        frequency = self._snapshot_frequency if self._pulls_ahead else 0
         with self._pulling:
             self._fence.require(running)
             try:
@@ -203,7 +207,7 @@ class ReuseMapper(BaseNode[Any]):
         if isinstance(item, IndexEpoch):
             return BuildRequest(self._fetcher.key(item))
         if isinstance(item, list) and all(isinstance(pair, IndexEpoch) for pair in item):
-            return BatchRequest(item)
+            return BatchRequest([BuildRequest(self._fetcher.key(pair)) for pair in item])
         raise TypeError(
             f"source must yield IndexEpoch pairs or lists of them, got {item!r}. "
             f"Put WithEpoch between a node of plain indices and ReuseMapper"
@@ -235,7 +239,12 @@ class ReuseMapper(BaseNode[Any]):
 
     def get_state(self) -> dict[str, Any]:
         """The source's state before the oldest item not delivered, and what to skip from there."""
-        source_state, skip, ahead = self._fence.mine().progress.resume()
+        running = self._fence.mine()
+        if self._snapshot_frequency and not self._pulls_ahead:
+            with self._pulling:
+                if self._fence.is_current(running) and running.progress.is_level:
+                    running.progress.snapshot(self.source.state_dict())
+        source_state, skip, ahead = running.progress.resume()
         return {self.SOURCE_KEY: source_state, self.SKIP_KEY: skip, self.AHEAD_KEY: ahead}
 
     def close(self) -> None:
@@ -261,6 +270,8 @@ def _require_policy(source: Any, policy: ReusePolicy) -> None:
 
 class _Unit:
     """The items that go to a worker together, if they need one."""
+
+    __slots__ = ("asked", "future", "numbers", "requests")
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

@@ -20,6 +20,11 @@ class Progress:
         self._complete = skip  # every number below is delivered
         self._ahead = set(ahead)  # and these above
 
+    @property
+    def is_level(self) -> bool:
+        """Whether just what was pulled is delivered: the source's state is then all there is."""
+        return self.pulled == self._complete and not self._ahead
+
     def pull(self) -> int | None:
         """The number of the item just pulled, or None if it was delivered before the resume."""
         number = self.pulled

@@ -81,13 +81,13 @@ class ReuseSampler(BaseNode[IndexEpoch]):
     def get_state(self) -> dict[str, int | str]:
         """The epoch, the rank's position in it, and what the order depends on."""
         running = self._fence.mine()
-        return self._order.state(running.place._replace(position=running.walk.position))
+        return self._order.state(running.epoch, running.walk.position, running.walk.origin)
 
 
 class _Running:
     """One walk through the order and its pairs yet to come."""
 
     def __init__(self, order: SampleOrder, place: Place) -> None:
-        self.place = place
+        self.epoch = place.epoch
         self.walk = Pass(order, place.position, place.origin)
         self.pairs: Iterator[IndexEpoch] = self.walk.begin(place.epoch)

@@ -18,7 +18,6 @@ from reuseloader.codec import FileCodec
 from reuseloader.fetcher import MISS, Fetcher
 from reuseloader.key import ReuseKey
 from reuseloader.mix import mix
-from reuseloader.order import IndexEpoch
 from reuseloader.raised import add_note, describe
 from reuseloader.tensors import TensorsCodec, UnsupportedError, encoded
 
@@ -79,34 +78,51 @@ class BuildRequest(NamedTuple):
 
 
 class BatchRequest(NamedTuple):
-    """The samples of a list of pairs, made whole in one worker."""
+    """The samples of a list of pairs; those to be built are all built in one worker.
 
-    pairs: list[IndexEpoch]
+    If there is a finish, the worker makes the whole list, finished.
+    """
+
+    parts: list[BuildRequest]
 
     def needs_worker(self, fetcher: Fetcher) -> bool:
-        """Always, so that one hop carries the batch."""
-        return True
+        """Unless all is stored, and only to be read."""
+        return fetcher.finish is not None or any(part.needs_worker(fetcher) for part in self.parts)
 
     def perform(self, fetcher: Fetcher) -> list[Any]:
         """Make all its samples, finished."""
-        return [fetcher.fetch(pair) for pair in self.pairs]
+        return [fetcher.deliver(part.key) for part in self.parts]
 
-    def send(self, fetcher: Fetcher) -> tuple[bool, bytes]:
-        """Make all its samples, as bytes: plain ones several times as fast as others."""
+    def send(self, fetcher: Fetcher) -> Any:
+        """What `BuildRequest` sends for each part, or all samples as bytes."""
+        if fetcher.finish is None:
+            return [
+                part.send(fetcher) if part.needs_worker(fetcher) else None for part in self.parts
+            ]
         samples = self.perform(fetcher)
         try:
             return True, encoded(samples)
         except UnsupportedError:
             return False, _ANY.encode(samples)
 
-    def receive(self, fetcher: Fetcher, parcel: tuple[bool, bytes]) -> Any:
-        """The samples of those bytes."""
+    def receive(self, fetcher: Fetcher, parcel: Any) -> list[Any]:
+        """What `send` made: the samples, some of which may be MISS unless they are finished."""
+        if fetcher.finish is None:
+            return [
+                part.receive(fetcher, sent) for part, sent in zip(self.parts, parcel, strict=True)
+            ]
         plain, payload = parcel
-        return (_PLAIN if plain else _ANY).decode(payload)
+        return (_PLAIN if plain else _ANY).decode(payload)  # type: ignore[no-any-return]
 
     def deliver(self, fetcher: Fetcher, made: Any) -> Any:
         """What was made, or make it here."""
-        return self.perform(fetcher) if made is MISS else made
+        if made is MISS:
+            return self.perform(fetcher)
+        if fetcher.finish is None:
+            return [
+                part.deliver(fetcher, sample) for part, sample in zip(self.parts, made, strict=True)
+            ]
+        return made
 
 
 _TICKET = 4  # bytes of a worker's number

@@ -113,12 +113,12 @@ class SampleOrder:
         seed = self.seed if self.world_size == 1 else mix(self.seed, self.rank)
         return share.aligned(ordered(own, epoch, share.count, seed=seed, period=self._period))
 
-    def state(self, place: Place) -> dict[str, int | str]:
-        """A flat dict from which `read_state` goes on."""
+    def state(self, epoch: int, position: int = 0, origin: int = 0) -> dict[str, int | str]:
+        """A flat dict from which `read_state` goes on; see `Place`."""
         return {
-            self.EPOCH_KEY: place.epoch,
-            self.POSITION_KEY: place.position,
-            self.ORIGIN_KEY: place.origin,
+            self.EPOCH_KEY: epoch,
+            self.POSITION_KEY: position,
+            self.ORIGIN_KEY: origin,
             self.WORLD_SIZE_KEY: self.world_size,
             **self._settings,
         }

@@ -7,7 +7,7 @@ from torch.utils.data import Sampler
 
 from reuseloader.epochs import EpochClock
 from reuseloader.group import ForgottenRanks
-from reuseloader.order import SHARED, IndexEpoch, Pass, Place
+from reuseloader.order import SHARED, IndexEpoch, Pass
 from reuseloader.policy import ReusePolicy
 from reuseloader.validate import instance
 
@@ -110,10 +110,10 @@ class ReuseSampler(Sampler[IndexEpoch]):
         """
         newest = self._newest
         if newest is None or newest.epoch is None:
-            return self._order.state(Place(self._clock.next_epoch, *self._start))
+            return self._order.state(self._clock.next_epoch, *self._start)
         if newest.ended:
-            return self._order.state(Place(newest.epoch + 1))
-        return self._order.state(Place(newest.epoch, newest.position, newest.origin))
+            return self._order.state(newest.epoch + 1)
+        return self._order.state(newest.epoch, newest.position, newest.origin)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there with the next ``iter``; StateMismatchError if it is of another order."""
