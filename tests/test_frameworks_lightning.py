@@ -1,10 +1,5 @@
 """PyTorch Lightning, the real one: what its Trainer draws from our loaders, epoch by epoch."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from functools import partial
 
@@ -22,6 +17,7 @@ from frameworks_helpers import (
     order,
     row,
     rows,
+    run_two,
 )
 from helpers import FORKS
 from torch.utils.data import DistributedSampler
@@ -301,34 +297,13 @@ def run_rank(folder):
         ddp(folder, partial(sharded, path=store))
     except ValueError as error:
         found["sharded twice"] = str(error)
-    with open(f"{folder}/rank{os.environ['LOCAL_RANK']}.json", "w") as file:
-        json.dump(found, file)
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What two ranks of a group found in `run_rank`."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    code = "import sys, test_frameworks_lightning as t; t.run_rank(sys.argv[1])"
-    env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(folder)],
-            env={**env, "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    for child in children:
-        text, _ = child.communicate(timeout=120)
-        assert child.returncode == 0, text
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return run_two("test_frameworks_lightning", tmp_path_factory.mktemp("ranks"))
 
 
 def shares(epoch):
