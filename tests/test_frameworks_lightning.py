@@ -2,6 +2,7 @@
 
 import warnings
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,12 +102,12 @@ def at_processed_epoch(trainer, path, **options):
     return loader_of(path, start_epoch=done, **options)
 
 
-def stateful(path, start_epoch=0, **options):
+def stateful(path, sampler=None, **options):
     """A loader that resumes in mid-epoch."""
     return StatefulDataLoader(
         ReuseDataset(build, SIZE, path, POLICY, finish=finish),
         batch_size=BATCH,
-        sampler=ReuseSampler(SIZE, POLICY, start_epoch=start_epoch),
+        sampler=sampler or ReuseSampler(SIZE, POLICY),
         **options,
     )
 
@@ -262,6 +263,18 @@ def sharded(trainer, path):
     return loader_of(path, rank=trainer.global_rank, world_size=trainer.world_size)
 
 
+def sharded_stateful(trainer, path):
+    """The recipe for several ranks: exact in mid-epoch too."""
+    sampler = ReuseSampler(
+        SIZE,
+        POLICY,
+        start_epoch=trainer.fit_loop.epoch_progress.current.processed,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+    )
+    return stateful(path, sampler)
+
+
 def plain(trainer, path):
     return loader_of(path)
 
@@ -280,16 +293,20 @@ def run_rank(folder):
     store, found = f"{folder}/store", {}
     found["outside"] = ddp(folder, loader_of(store, num_workers=1))
     found["hook"] = ddp(folder, partial(plain, path=store))
-    checkpoint = ModelCheckpoint(f"{folder}/saved", "{epoch}", save_top_k=-1)
-    saves = {"enable_checkpointing": True, "callbacks": [checkpoint]}
-    found["saved"] = ddp(folder, partial(at_processed_epoch, path=store), **saves)
+    found["saved"] = ddp(folder, partial(at_processed_epoch, path=store), **saving(Path(folder)))
     for name, loader in (
         ("resumed", partial(at_processed_epoch, path=store)),
         ("resumed outside", loader_of(store, start_epoch=2)),
     ):
-        found[name] = ddp(folder, loader, ckpt_path=f"{folder}/saved/epoch=1.ckpt", max_epochs=4)
+        saved = f"{folder}/saved/epoch=1-step=6.ckpt"
+        found[name] = ddp(folder, loader, ckpt_path=saved, max_epochs=4)
     ours = {"use_distributed_sampler": False}
     found["sharded"] = ddp(folder, partial(sharded, path=store), **ours)
+    loader = partial(sharded_stateful, path=store)
+    saves = saving(Path(folder), every_n_train_steps=4)
+    found["sharded stateful"] = ddp(folder, loader, **ours, **saves)
+    saved = f"{folder}/saved/epoch=1-step=4.ckpt"
+    found["sharded stateful resumed"] = ddp(folder, loader, **ours, ckpt_path=saved)
     model = Model()
     trainer_of(folder, strategy="ddp", devices=2).predict(model, loader_of(store, start_epoch=6))
     found["predicted"] = [model.predicted, []]
@@ -342,11 +359,13 @@ def test_two_ranks(name, numbers, ranks):
 
 
 def test_two_ranks_that_shard_themselves(ranks):
-    """With use_distributed_sampler=False the loader's own sharding is left alone."""
+    """With use_distributed_sampler=False the loader's own sharding is left alone, and resumes."""
     for rank, found in enumerate(ranks):
         sampler = ReuseSampler(SIZE, POLICY, rank=rank, world_size=2)
         wanted = {epoch: [list(row(*pair)) for pair in sampler] for epoch in range(3)}
-        assert drawn(found["sharded"]) == wanted
+        assert drawn(found["sharded"]) == drawn(found["sharded stateful"]) == wanted
+        rest = {1: wanted[1][BATCH:], 2: wanted[2]}
+        assert drawn(found["sharded stateful resumed"]) == rest
         assert "Trainer(use_distributed_sampler=False)" in found["sharded twice"]
 
 
