@@ -124,3 +124,21 @@ class ReuseDataset(Dataset[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def of_another_loader(
+    dataset: Any, build: Build, size: int, policy: ReusePolicy, samplers: list[str]
+) -> ReuseDataset:
+    """Return the dataset of the loader that a trainer replaces; TypeError if it is not that."""
+    if (
+        samplers
+        and isinstance(dataset, ReuseDataset)
+        and dataset._of_loader
+        and dataset._fetcher.build is build
+        and (len(dataset), dataset.policy) == (size, policy)
+    ):
+        return dataset
+    raise TypeError(
+        f"dataset must not be given, got {dataset!r}: ReuseDataLoader makes its own from build and "
+        f"size. (A trainer that makes a loader anew gives the old one's, with a sampler)"
+    )

@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch.utils.data import DataLoader
 
 from reuseloader.codec import Load, Save
-from reuseloader.dataset import ReuseDataset
+from reuseloader.dataset import ReuseDataset, of_another_loader
 from reuseloader.epochs import EpochClock
 from reuseloader.errors import StateMismatchError, warn
 from reuseloader.fetcher import Build, Finish, StorePath
@@ -81,7 +81,7 @@ class ReuseDataLoader(DataLoader[Any]):
                     )
         inner = loader_sampler(*(options[name] for name in theirs))
         if "dataset" in options:
-            dataset = _of_another_loader(options.pop("dataset"), build, size, policy, theirs)
+            dataset = of_another_loader(options.pop("dataset"), build, size, policy, theirs)
             self._clock = dataset._clock
         else:
             self._clock = EpochClock(start_epoch) if inner is None else inner._clock
@@ -202,24 +202,6 @@ class ReuseDataLoader(DataLoader[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _of_another_loader(
-    dataset: Any, build: Build, size: int, policy: ReusePolicy, samplers: list[str]
-) -> ReuseDataset:
-    """Return the dataset of the loader that a trainer replaces; TypeError if it is not that."""
-    if (
-        samplers
-        and isinstance(dataset, ReuseDataset)
-        and dataset._of_loader
-        and dataset._fetcher.build is build
-        and (len(dataset), dataset.policy) == (size, policy)
-    ):
-        return dataset
-    raise TypeError(
-        f"dataset must not be given, got {dataset!r}: ReuseDataLoader makes its own from build and "
-        f"size. (A trainer that makes a loader anew gives the old one's, with a sampler)"
-    )
 
 
 class _LoaderPass(Iterator[Any]):
