@@ -70,7 +70,9 @@ class ReuseDataLoader(DataLoader[Any]):
         policy = ReusePolicy(lifetime, seed, balanced=balanced)
         theirs = [name for name in ("sampler", "batch_sampler") if options.get(name) is not None]
         ranks = {"rank": rank, "world_size": world_size, "placement": placement}
-        if theirs:
+        inner = loader_sampler(*(options[name] for name in theirs))
+        drawn = options.get("sampler"), getattr(options.get("batch_sampler"), "sampler", None)
+        if theirs and (inner is None or all(sampler is not inner for sampler in drawn)):
             for name, value in ranks.items():
                 if value not in (None, SHARED):
                     raise ValueError(
@@ -79,7 +81,6 @@ class ReuseDataLoader(DataLoader[Any]):
                         f"if a trainer put it here, tell it not to "
                         f"(Lightning: Trainer(use_distributed_sampler=False))"
                     )
-        inner = loader_sampler(*(options[name] for name in theirs))
         if "dataset" in options:
             dataset = of_another_loader(options.pop("dataset"), build, size, policy, theirs)
             self._clock = dataset._clock

@@ -233,7 +233,7 @@ def test_predict(place, store, tmp_path):
     loader = loader_of(store, start_epoch=4, drop_last=place == "outside")
     model = Model()
     if place == "hook":
-        model.predict_dataloader = lambda: loader_of(store)
+        model.predict_dataloader = lambda: loader_of(store, rank=0, world_size=1)
     trainer = trainer_of(tmp_path)
     for epoch in (0, 3):
         model.predicted = []
@@ -309,7 +309,12 @@ def run_rank(folder):
     found["sharded stateful resumed"] = ddp(folder, loader, **ours, ckpt_path=saved)
     model = Model()
     trainer_of(folder, strategy="ddp", devices=2).predict(model, loader_of(store, start_epoch=6))
-    found["predicted"] = [model.predicted, []]
+    found["predicted"] = model.predicted
+    model = Model()
+    model.predict_dataloader = lambda: sharded(trainer, store)
+    trainer = trainer_of(folder, strategy="ddp", devices=2, **ours)
+    trainer.predict(model)
+    found["predicted by ours"] = model.predicted
     try:
         ddp(folder, partial(sharded, path=store))
     except ValueError as error:
@@ -372,4 +377,6 @@ def test_two_ranks_that_shard_themselves(ranks):
 def test_two_ranks_predict(ranks):
     """Every sample of the epoch once."""
     for rank, found in enumerate(ranks):
-        assert found["predicted"][0] == [list(sample) for sample in order(6)[rank::2]]
+        assert found["predicted"] == [list(sample) for sample in order(6)[rank::2]]
+        sampler = ReuseSampler(SIZE, POLICY, rank=rank, world_size=2)
+        assert found["predicted by ours"] == [list(row(*pair)) for pair in sampler]

@@ -148,6 +148,15 @@ def test_a_sharded_loader_is_not_sharded_again(store):
         halves(loader)
 
 
+def test_a_sharded_loader_keeps_its_share(store):
+    """With new batches of the same sampler, as for predict, it goes on with its ranks."""
+    for rank in (0, 1):
+        loader = loader_of(store, rank=rank, world_size=2, shuffle=True, start_epoch=1)
+        new = BatchSampler(loader.sampler, 4, drop_last=False)
+        sampler = ReuseSampler(SIZE, POLICY, rank=rank, world_size=2, start_epoch=1)
+        assert flat(anew(loader, batch_sampler=new, sampler=None)) == list(sampler)
+
+
 def test_arguments_are_attributes(store):
     """Every argument by name is kept as it was given."""
     given = {"fingerprint": "f", "format": "tensors", "balanced": False, "start_epoch": 4}
