@@ -256,6 +256,22 @@ def test_learning_rate_finder(store, tmp_path):
     assert model.trained == epochs(0, 1, 2)
 
 
+def test_batch_size_finder(store, tmp_path):
+    """It makes a loader for each try; the training that follows begins with epoch 0."""
+
+    def hook(trainer):
+        return loader_of(store, batch_size=model.batch_size)
+
+    model = Model(hook)
+    model.batch_size = 2
+    trainer = trainer_of(tmp_path)
+    Tuner(trainer).scale_batch_size(model, max_trials=2, steps_per_trial=1)
+    assert model.batch_size == BATCH
+    model.trained.clear()
+    trainer.fit(model)
+    assert model.trained == epochs(0, 1, 2)
+
+
 # --- two processes --------------------------------------------------------------------------------
 
 
