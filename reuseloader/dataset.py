@@ -67,12 +67,12 @@ class ReuseDataset(Dataset[Any]):
             finish=finish,
         )
         self._clock = EpochClock()
-        self._warns_at_once = True
+        self._of_loader = False
 
     def _join(self, clock: EpochClock) -> None:
         """Count with a loader's clock, and leave the warnings to the end of its passes."""
         self._clock = clock
-        self._warns_at_once = False
+        self._of_loader = True
 
     @property
     def policy(self) -> ReusePolicy:
@@ -100,7 +100,7 @@ class ReuseDataset(Dataset[Any]):
         if isinstance(item, list):
             return self.__getitems__(item)
         sample = self._fetcher.fetch(self._pair(item))
-        if self._warns_at_once and self._fetcher.tally.has_news:
+        if not self._of_loader and self._fetcher.tally.has_news:
             self._fetcher.tally.warn()
         return sample
 
@@ -124,3 +124,21 @@ class ReuseDataset(Dataset[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def of_another_loader(
+    dataset: Any, build: Build, size: int, policy: ReusePolicy, samplers: list[str]
+) -> ReuseDataset:
+    """Return the dataset of the loader that a trainer replaces; TypeError if it is not that."""
+    if (
+        samplers
+        and isinstance(dataset, ReuseDataset)
+        and dataset._of_loader
+        and dataset._fetcher.build is build
+        and (len(dataset), dataset.policy) == (size, policy)
+    ):
+        return dataset
+    raise TypeError(
+        f"dataset must not be given, got {dataset!r}: ReuseDataLoader makes its own from build and "
+        f"size. (A trainer that makes a loader anew gives the old one's, with a sampler)"
+    )

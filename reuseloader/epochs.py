@@ -50,6 +50,11 @@ class EpochClock:
         return int(self._numbers()[1])
 
     @property
+    def is_set(self) -> bool:
+        """Whether no pass has begun since `set`, or none at all."""
+        return self.epoch == self.next_epoch
+
+    @property
     def resume_epoch(self) -> int:
         """Where to go on after a restart: the epoch under way, or the next once it has ended."""
         return self.next_epoch if self._under_way is None else self.epoch

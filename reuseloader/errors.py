@@ -7,6 +7,11 @@
 Bad arguments are a plain TypeError or ValueError, as everywhere in Python.
 """
 
+import logging
+import warnings
+
+_logger = logging.getLogger("reuseloader")
+
 
 class ReuseError(Exception):
     """Base class of the errors that only ReuseLoader raises."""
@@ -18,3 +23,11 @@ class StateMismatchError(ReuseError, ValueError):
 
 class ReuseWarning(UserWarning):
     """Something costs speed or deserves a look; the samples delivered are right."""
+
+
+def warn(message: str, stacklevel: int) -> None:
+    """Warn; under ``python -W error`` log instead, since a warning must not cost a pass."""
+    try:
+        warnings.warn(message, ReuseWarning, stacklevel=stacklevel + 1)
+    except ReuseWarning:
+        _logger.warning(message)

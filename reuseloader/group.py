@@ -1,24 +1,18 @@
 """Ranks that were not told which they are: a warning in place of the same order on every rank."""
 
-import logging
-import warnings
-
 from torch import distributed
 
-from reuseloader.errors import ReuseWarning
-
-_logger = logging.getLogger("reuseloader")
+from reuseloader.errors import warn
 
 
 class ForgottenRanks:
-    """Warns once if an order is made or drawn in a process group of several ranks without a rank.
+    """Warns once if an order is drawn in a process group of several ranks without a rank.
 
-    A group may be initialised after the order was made, so both moments are looked at.
+    Not when it is made: a group may be initialised later, and a trainer may shard it yet.
     """
 
     def __init__(self, rank: int | None) -> None:
         self._looks = rank is None
-        self.look()
 
     def look(self) -> None:
         """Warn if it is so. Never raises."""
@@ -33,7 +27,4 @@ class ForgottenRanks:
             f"the same order. Pass rank={distributed.get_rank()}, world_size={ranks}; a trainer "
             f"that shards by itself (Lightning, Accelerate) needs neither"
         )
-        try:
-            warnings.warn(message, ReuseWarning, stacklevel=4)
-        except ReuseWarning:  # python -W error must not cost a rank its pass
-            _logger.warning(message)
+        warn(message, stacklevel=4)

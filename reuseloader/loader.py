@@ -2,19 +2,20 @@
 
 import multiprocessing
 from collections.abc import Iterator, Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from reuseloader.codec import Load, Save
-from reuseloader.dataset import ReuseDataset
+from reuseloader.dataset import ReuseDataset, of_another_loader
 from reuseloader.epochs import EpochClock
-from reuseloader.errors import StateMismatchError
+from reuseloader.errors import StateMismatchError, warn
 from reuseloader.fetcher import Build, Finish, StorePath
-from reuseloader.order import SHARED, paired
+from reuseloader.order import SHARED
+from reuseloader.pass_order import PassOrder
 from reuseloader.pickling import explain_pickling
 from reuseloader.policy import ReusePolicy
-from reuseloader.sampler import ReuseSampler
+from reuseloader.sampler import ReuseSampler, loader_sampler
 
 
 class ReuseDataLoader(DataLoader[Any]):
@@ -29,10 +30,15 @@ class ReuseDataLoader(DataLoader[Any]):
         lifetime, seed, balanced: see `ReusePolicy`.
         start_epoch: the epoch of the first pass; a resumed run gives the one it stopped in.
         rank, world_size, placement: see `ReuseSampler`; for the loader's own order only.
-        options: every option of DataLoader but ``dataset``, with its meaning there. A sampler or
+        options: every option of DataLoader, with its meaning there. A sampler or
             batch_sampler is followed as it is; its ``set_epoch``, if any, is called at each pass.
             With ranks, ``drop_last=True`` also leaves out the few samples that do not go round,
             which some ranks would repeat: then no sample comes twice, and all batches are full.
+            ``dataset`` is for trainers alone, see below.
+
+    Trainers such as Lightning make a loader anew, from attributes named like its arguments, to put
+    a sampler around its sampler. The new loader then has the old one's ``dataset``, and both count
+    with one clock: no epoch is lost, and each sees what is set on the other.
 
     Raises:
         TypeError, ValueError: an argument is not as described.
@@ -61,34 +67,44 @@ class ReuseDataLoader(DataLoader[Any]):
         placement: str = SHARED,
         **options: Any,
     ) -> None:
-        if "dataset" in options:
-            raise TypeError(
-                f"dataset must not be given, got {options['dataset']!r}: ReuseDataLoader makes its "
-                f"own from build and size"
-            )
         policy = ReusePolicy(lifetime, seed, balanced=balanced)
         theirs = [name for name in ("sampler", "batch_sampler") if options.get(name) is not None]
         ranks = {"rank": rank, "world_size": world_size, "placement": placement}
-        if theirs:
+        inner = loader_sampler(*(options[name] for name in theirs))
+        drawn = options.get("sampler"), getattr(options.get("batch_sampler"), "sampler", None)
+        if theirs and (inner is None or all(sampler is not inner for sampler in drawn)):
             for name, value in ranks.items():
                 if value not in (None, SHARED):
                     raise ValueError(
                         f"{name} must not be given together with {theirs[0]}, got {name}={value!r}:"
-                        f" a sampler of your own is followed as it is. Let it shard by itself"
+                        f" a sampler of your own is followed as it is. Let it shard by itself; and "
+                        f"if a trainer put it here, tell it not to "
+                        f"(Lightning: Trainer(use_distributed_sampler=False))"
                     )
-        self._clock = EpochClock(start_epoch)
-        dataset = ReuseDataset(
-            build,
-            size,
-            path,
-            policy,
-            fingerprint=fingerprint,
-            save=save,
-            load=load,
-            format=format,
-            finish=finish,
-        )
-        dataset._join(self._clock)
+        if "dataset" in options:
+            dataset = of_another_loader(options.pop("dataset"), build, size, policy, theirs)
+            self._clock = dataset._clock
+        else:
+            self._clock = EpochClock(start_epoch) if inner is None else inner._clock
+            dataset = ReuseDataset(
+                build,
+                size,
+                path,
+                policy,
+                fingerprint=fingerprint,
+                save=save,
+                load=load,
+                format=format,
+                finish=finish,
+            )
+            dataset._join(self._clock)
+        # what a trainer looks for to make this loader anew
+        self.build, self.size, self.path = build, size, path
+        self.lifetime, self.seed, self.balanced = lifetime, seed, balanced
+        self.start_epoch = start_epoch
+        self.fingerprint, self.save, self.load = fingerprint, save, load
+        self.format, self.finish = format, finish
+        self.rank, self.world_size, self.placement = rank, world_size, placement
         self._own_sampler: ReuseSampler | None = None
         if not theirs:
             shuffle, drop_last = options.pop("shuffle", False), options.get("drop_last", False)
@@ -104,8 +120,12 @@ class ReuseDataLoader(DataLoader[Any]):
             self._own_sampler._join(self._clock)
             options["sampler"] = self._own_sampler
         super().__init__(dataset, **options)
-        self._pass_order = _PassOrder(
-            super()._index_sampler, self._own_sampler, self._clock, self.batch_sampler is not None
+        self._pass_order = PassOrder(
+            super()._index_sampler,
+            self._own_sampler,
+            inner,
+            self._clock,
+            batched=self.batch_sampler is not None,
         )
         self._newest: object = None  # stands for the newest pass, and does not keep it alive
 
@@ -140,16 +160,16 @@ class ReuseDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> "Iterator[Any]":  # type: ignore[override]  # DataLoader's, watched
         this = object()
-        epoch = self._clock.begin(this)
-        self._newest = this
         if self._own_sampler is None:
             inner = getattr(self.batch_sampler, "sampler", None)
             for sampler in {id(s): s for s in (self.sampler, self.batch_sampler, inner)}.values():
                 set_epoch = getattr(sampler, "set_epoch", None)
                 if set_epoch is not None:
-                    set_epoch(epoch)
+                    set_epoch(self._clock.next_epoch)  # which may come back to the clock
+        epoch = self._clock.begin(this)
+        self._newest = this
         try:
-            return _LoaderPass(self, this, super().__iter__())
+            return _LoaderPass(self, this, epoch, super().__iter__())
         except Exception as error:
             self._clock.end(this)
             if self.num_workers > 0:
@@ -185,43 +205,15 @@ class ReuseDataLoader(DataLoader[Any]):
         self.close()
 
 
-class _PassOrder:
-    """What a pass draws from: indices or batches of them, each paired with the pass's epoch.
-
-    The epoch is read when a pass begins, in ``iter``, so that a later pass does not change it.
-    """
-
-    def __init__(
-        self, source: Any, own: ReuseSampler | None, clock: EpochClock, batched: bool
-    ) -> None:
-        self._source = source
-        self._own = own
-        self._clock = clock
-        self._batched = batched
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._clock.epoch
-        if self._own is None:
-            if self._batched:  # by any iterable of indices
-                return ([paired(index, epoch) for index in batch] for batch in self._source)
-            return (paired(item, epoch) for item in self._source)
-        pairs: Iterator[Any] = self._own._pairs(epoch)
-        if not self._batched:
-            return pairs
-        batches = BatchSampler(cast(Any, pairs), self._source.batch_size, self._source.drop_last)
-        return iter(batches)
-
-
 class _LoaderPass(Iterator[Any]):
     """DataLoader's iterator of one pass; tells the loader when the pass is over."""
 
-    def __init__(self, loader: ReuseDataLoader, this: object, batches: Any) -> None:
+    def __init__(self, loader: ReuseDataLoader, this: object, epoch: int, batches: Any) -> None:
         self._loader = loader
         self._this = this
+        self._epoch = epoch
         self._batches = batches
+        self._is_new = True
 
     def __next__(self) -> Any:
         if self._loader.persistent_workers and self._loader._newest is not self._this:
@@ -229,6 +221,10 @@ class _LoaderPass(Iterator[Any]):
                 "this pass has ended: with persistent_workers a loader has one iterator at a time, "
                 "and a newer iter(loader) has begun"
             )
+        if self._is_new:
+            self._is_new = False
+            if self._loader._newest is self._this and self._loader._clock.is_set:
+                _warn_of_late_epoch(self._epoch, self._loader._clock.epoch)
         try:
             return next(self._batches)
         except StopIteration:
@@ -244,3 +240,14 @@ class _LoaderPass(Iterator[Any]):
     def _end(self) -> None:
         self._loader._clock.end(self._this)
         self._loader.dataset._fetcher.tally.warn()
+
+
+def _warn_of_late_epoch(begun: int, told: int) -> None:
+    """Warn that a pass has begun in one epoch before another one was set. Never raises."""
+    if begun != told:
+        warn(
+            f"epoch {told} was set after iter(loader) had begun a pass of epoch {begun}, which "
+            f"stays in epoch {begun}. Set the epoch before; a Lightning Trainer that resumes, or "
+            f"starts in another epoch, needs it as start_epoch (README, 'With Lightning')",
+            stacklevel=4,
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from reuseloader.epochs import EpochClock
 from reuseloader.group import ForgottenRanks
@@ -63,6 +63,8 @@ class ReuseSampler(Sampler[IndexEpoch]):
         self._start = (0, 0)  # position and origin where the next pass begins
         self._newest: Pass | None = None
         self._forgotten = ForgottenRanks(rank)
+        self._of_loader = False
+        self._handed: int | None = None  # the epoch of the next pass, which a loader has counted
 
     @property
     def epoch(self) -> int:
@@ -86,6 +88,7 @@ class ReuseSampler(Sampler[IndexEpoch]):
     def _join(self, clock: EpochClock) -> None:
         """Count with a loader's clock instead of an own one."""
         self._clock = clock
+        self._of_loader = True
 
     def _pairs(self, epoch: int) -> Iterator[IndexEpoch]:
         """The pairs of one pass that a loader counts."""
@@ -93,7 +96,12 @@ class ReuseSampler(Sampler[IndexEpoch]):
         return Pass(self._order).begin(epoch)
 
     def _run(self) -> Iterator[IndexEpoch]:
-        self._forgotten.look()
+        handed, self._handed = self._handed, None
+        if handed is not None:
+            yield from Pass(self._order).begin(handed)
+            return
+        if not self._of_loader:  # else a trainer took it out of its loader, to shard it
+            self._forgotten.look()
         this = self._newest = Pass(self._order, *self._start)
         self._start = (0, 0)  # a loaded place is used up by the first pass that begins
         try:
@@ -121,3 +129,19 @@ class ReuseSampler(Sampler[IndexEpoch]):
         self._start = position, origin
         self._clock.set(epoch)
         self._newest = None
+
+
+def loader_sampler(*samplers: Any) -> ReuseSampler | None:
+    """The sampler of a ReuseDataLoader around which a trainer wrapped its own, if there is one."""
+    todo, seen = list(samplers), set()
+    while todo:
+        sampler = todo.pop()
+        if sampler is None or id(sampler) in seen:
+            continue
+        if isinstance(sampler, ReuseSampler) and sampler._of_loader:
+            return sampler
+        seen.add(id(sampler))
+        todo += [getattr(sampler, name, None) for name in ("sampler", "batch_sampler")]
+        if isinstance(sampler, DistributedSampler):  # Lightning puts a dataset around a sampler
+            todo.append(getattr(sampler.dataset, "_sampler", None))
+    return None

@@ -1,20 +1,17 @@
 """Counts of what went wrong while running, from all workers, and one warning about each kind."""
 
-import logging
 import os
 import threading
-import warnings
 from enum import IntEnum
 
 import torch
 
-from reuseloader.errors import ReuseWarning
+from reuseloader.errors import warn
 from reuseloader.shared import SharedBytes, settle_before_fork
 
 _ROWS = 256  # one for the owner, the others for workers: nobody needs a lock across processes
 _SLOTS = 16  # texts of first cases; rows share them
 _TEXT = 500  # bytes of a text
-_logger = logging.getLogger("reuseloader")
 
 
 class Kind(IntEnum):
@@ -98,10 +95,7 @@ class Tally:
                     f"{self.count(kind)} {_RULES[kind]} so far, the first: {first}. "
                     f"This is said once; the samples delivered are right"
                 )
-                try:
-                    warnings.warn(message, ReuseWarning, stacklevel=3)
-                except ReuseWarning:  # python -W error must not cost a pass its end
-                    _logger.warning(message)
+                warn(message, stacklevel=3)
 
     def __getstate__(self) -> dict[str, SharedBytes]:
         self.settle()

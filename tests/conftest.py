@@ -1,8 +1,18 @@
+from importlib import metadata
+
 import pytest
 from helpers import Log
 
 from reuseloader.audit import check
 from reuseloader.store import DirectoryStore
+
+SHOWN = ("torch", "torchdata", "numpy", "lightning", "accelerate", "transformers", "pytorch-ignite")
+
+
+def pytest_report_header():
+    """The versions at work, of the frameworks too where they are installed."""
+    installed = {dist.name: dist.version for dist in metadata.distributions()}
+    return ", ".join(f"{name} {installed[name]}" for name in SHOWN if name in installed)
 
 
 @pytest.fixture
