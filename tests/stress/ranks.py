@@ -16,7 +16,7 @@ import time
 from itertools import chain, islice
 
 import numpy as np
-from common import Report, arguments
+from report import Report, arguments
 
 from reuseloader import ReusePolicy
 from reuseloader.order import SampleOrder
