@@ -37,8 +37,11 @@ class Fence(Generic[P]):
 
     def check(self) -> P:
         """The pass that this thread reads; RuntimeError if it was ended by a reset."""
-        mine = self.mine()
-        self.require(mine)
+        mine: P | None = getattr(self._local, "mine", None)
+        if mine is None:
+            mine = self.mine()
+        if mine is not self._current:  # as in `require`, but called for every pair
+            self.require(mine)
         return mine
 
     def require(self, mine: P) -> None:

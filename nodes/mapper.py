@@ -152,7 +152,9 @@ class ReuseMapper(BaseNode[Any]):
             unit = self._take(running)
             try:
                 samples = self._samples(unit)
-            except (KeyboardInterrupt, SystemExit) as error:
+            except Exception:
+                raise
+            except BaseException as error:
                 # a prefetching thread would die of it in silence, and its consumer wait for ever
                 if threading.current_thread() is threading.main_thread():
                     raise

@@ -26,8 +26,8 @@ def torch_save(sample: Any, file: BinaryIO) -> None:
     try:
         _compact_save(sample, file)
     except Exception as error:
-        place = smallest_failing(sample, _compact_save)
-        add_note(error, f"torch.save fails at {place}")
+        place, value = smallest_failing(sample, _compact_save)
+        add_note(error, f"torch.save fails at {place}, of type {type(value).__qualname__}")
         raise
 
 

@@ -247,12 +247,10 @@ def _codec(format: str, save: Save | None, load: Load | None) -> Codec:
 
 
 def _opened(path: Any) -> Store:
-    if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
-        if not os.fspath(path):
-            raise ValueError(f"path must name a directory, got {path!r}")
-        return DirectoryStore(path)
     if isinstance(path, Store) and not isinstance(path, (type, io.IOBase)):
         return path
+    if isinstance(path, (str, os.PathLike)):
+        return DirectoryStore(path)
     raise TypeError(f"path must be a str, a path or a store, got {path!r}")
 
 

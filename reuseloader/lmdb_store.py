@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from reuseloader.record import Buffer
+from reuseloader.store import absolute
 
 if TYPE_CHECKING:
     from lmdb import Transaction
@@ -62,9 +63,7 @@ class LMDBStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
-        if "\0" in self.path:
-            raise ValueError(f"path must name a directory, got {path!r}")
+        self.path = absolute(path)
         self._use = _use(self.path)
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-_DEEPEST = 100
-
 
 def require_cpu(sample: Any) -> None:
     """TypeError if a tensor anywhere in ``sample`` is not on the CPU."""
@@ -20,35 +18,10 @@ def require_cpu(sample: Any) -> None:
             )
 
 
-def smallest_failing(sample: Any, attempt: Callable[[Any], object]) -> str:
-    """The place of the innermost part of ``sample`` for which ``attempt`` raises, as it does."""
-    place, value = "sample", sample
-    for _ in range(_DEEPEST):
-        for part_place, part in _parts(place, value):
-            try:
-                attempt(part)
-            except Exception:
-                place, value = part_place, part
-                break
-        else:
-            break
-    return f"{place}, of type {type(value).__qualname__}"
+Parts = Callable[[str, Any], Iterator[tuple[str, Any]]]
 
 
-def _tensors(sample: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in the sample, with its place; a sample may share parts or contain itself."""
-    todo = [("sample", sample)]
-    seen = set()
-    while todo:
-        place, value = todo.pop()
-        if isinstance(value, torch.Tensor):
-            yield place, value
-        elif id(value) not in seen:
-            seen.add(id(value))
-            todo.extend(_parts(place, value))
-
-
-def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(place: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a mapping, list, tuple, set or object holds, with its place in the sample."""
     if isinstance(value, Mapping):
         for name, item in value.items():
@@ -62,3 +35,34 @@ def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif not isinstance(value, (type, ModuleType, FunctionType)):
         for name, item in getattr(value, "__dict__", {}).items():
             yield f"{place}.{name}", item
+
+
+def smallest_failing(
+    sample: Any, attempt: Callable[[Any], object], parts: Parts = parts_of
+) -> tuple[str, Any]:
+    """The place and value of the innermost part for which ``attempt`` raises, as for ``sample``."""
+    place, value = "sample", sample
+    seen: set[int] = set()
+    while id(value) not in seen:  # as it is in a sample that contains itself
+        seen.add(id(value))
+        for part_place, part in parts(place, value):
+            try:
+                attempt(part)
+            except Exception:
+                if id(part) not in seen:
+                    place, value = part_place, part
+                break
+    return place, value
+
+
+def _tensors(sample: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in the sample, with its place; a sample may share parts or contain itself."""
+    todo = [("sample", sample)]
+    seen = set()
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            yield place, value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            todo.extend(parts_of(place, value))

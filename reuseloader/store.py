@@ -56,6 +56,15 @@ class Bookkeeper(Protocol):
         """Leave something for the next run, if that can be done; never an error."""
 
 
+def absolute(path: Any) -> str:
+    """The absolute path of a directory; TypeError or ValueError if ``path`` names none."""
+    if not (isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str)):
+        raise TypeError(f"path must be a str or a path, got {path!r}")
+    if not os.fspath(path) or "\0" in os.fspath(path):
+        raise ValueError(f"path must name a directory, got {path!r}")
+    return os.path.abspath(path)
+
+
 class DirectoryStore:
     """One file per index in a directory: ``00000123.pt``.
 
@@ -68,9 +77,7 @@ class DirectoryStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
-        if "\0" in self.path:
-            raise ValueError(f"path must name a directory, got {path!r}")
+        self.path = absolute(path)
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._remove_abandoned_temps()

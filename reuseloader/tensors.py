@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 
 from reuseloader.record import Buffer, DamagedError, codec_id
-from reuseloader.sample import smallest_failing
+from reuseloader.sample import parts_of, smallest_failing
 
 _ALIGNMENT = 16  # of the largest element, complex128; also what memory begins at
 _LENGTH = struct.Struct("<Q")
@@ -67,7 +67,7 @@ class TensorsCodec:
         try:
             return encoded(sample)
         except UnsupportedError as error:
-            place = smallest_failing(sample, encoded)
+            place, _ = smallest_failing(sample, encoded, _parts)
             raise TypeError(
                 f"format='tensors' cannot store {place}: {error}. "
                 f"Convert it in build, or use format='torch'"
@@ -86,6 +86,11 @@ class TensorsCodec:
 
 class UnsupportedError(TypeError):
     """Something that this format does not store."""
+
+
+def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What `encoded` walks into, and no other kind of mapping, sequence or object."""
+    return parts_of(place, value) if type(value) in (dict, list, tuple) else iter(())
 
 
 def encoded(sample: Any) -> bytes:
@@ -117,16 +122,18 @@ def _described(value: Any, chunks: list[Any], levels: int) -> Any:
     if kind is dict:
         parts = (part for item in value.items() for part in item)
         return ["dict", *(_described(part, chunks, levels - 1) for part in parts)]
-    raise UnsupportedError(f"it is a {kind.__module__}.{kind.__qualname__}")
+    raise UnsupportedError(f"{kind.__module__}.{kind.__qualname__} is not one of its types")
 
 
 def _described_tensor(tensor: torch.Tensor, chunks: list[Any]) -> list[Any]:
-    if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
-        raise UnsupportedError(f"it is a tensor of {tensor.layout}, {tensor.dtype}")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.dtype not in _NAMES:
+        nested = "nested " * tensor.is_nested
+        kind = f"{nested}tensor of layout {tensor.layout} and dtype {tensor.dtype}"
+        raise UnsupportedError(f"it has no form for a {kind}")
     if tensor.dim() > _MOST_DIMENSIONS:
         raise UnsupportedError(f"it has {tensor.dim()} dimensions, more than {_MOST_DIMENSIONS}")
     if tensor.requires_grad:
-        raise UnsupportedError("it is a tensor that requires grad")
+        raise UnsupportedError("it requires grad")
     if tensor.numel():  # without elements it may have strides that no view takes
         plain = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous()
         _add(chunks, plain.view(torch.uint8).numpy(), plain.nbytes)
@@ -135,8 +142,8 @@ def _described_tensor(tensor: torch.Tensor, chunks: list[Any]) -> list[Any]:
 
 def _described_array(array: npt.NDArray[Any], chunks: list[Any]) -> list[Any]:
     if array.dtype.hasobject or array.dtype.itemsize == 0:
-        raise UnsupportedError(f"it is an array of dtype {array.dtype}")
-    descr = np.lib.format.dtype_to_descr(array.dtype)
+        raise UnsupportedError(f"it has no form for an array of dtype {array.dtype}")
+    descr = np.lib.format.dtype_to_descr(np.lib.format.drop_metadata(array.dtype))
     _add(chunks, array.tobytes(), array.nbytes)
     return ["array", descr, list(array.shape)]
 

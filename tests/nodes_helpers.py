@@ -133,12 +133,17 @@ class KilledOnce:
         return sample_of(key)
 
 
+class Panic(BaseException):
+    """No Exception, as a panic in an extension written in Rust is none."""
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "ordinary": lambda: ValueError("the reason"),
     "reduced": lambda: json.JSONDecodeError("the reason", "{", 1),
     "chained": lambda: OSError(28, "the reason", "/some/file"),
     "stop": lambda: StopIteration("the reason"),
     "exit": lambda: SystemExit("the reason"),
+    "panic": lambda: Panic("the reason"),
     **ODD_ERRORS,
 }
 

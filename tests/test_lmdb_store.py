@@ -288,3 +288,11 @@ def test_lifetime_one_stores_nothing(store):
     run_pass(dataset, 0)
     assert (check(LMDBStore(store)).samples, LMDBStore(store).read_book()) == (0, {})
     assert dataset[IndexEpoch(0, 1)]["index"] == 0
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x", "", "a\0b"])
+def test_a_path_that_is_none_is_refused(path):
+    """One error that names the argument and shows the value, as for a directory."""
+    with pytest.raises((TypeError, ValueError), match=r"^path must ") as caught:
+        LMDBStore(path)
+    assert repr(path) in str(caught.value)

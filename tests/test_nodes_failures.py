@@ -93,9 +93,9 @@ def test_a_stop_iteration_in_build(tmp_path, graph, prefetch):
 
 EXITS = """
 import tempfile, threading
-def consume(name, graph):
+def consume(name, graph, kind):
     try:
-        with graph.loader(tempfile.mkdtemp(dir=sys.argv[1]), FailingBuild("exit", 4)) as loader:
+        with graph.loader(tempfile.mkdtemp(dir=sys.argv[1]), FailingBuild(kind, 4)) as loader:
             outcomes[name] = f"{len(list(loader))} samples"
     except BaseException as error:
         outcomes[name] = f"{type(error).__name__}: {error}"
@@ -109,7 +109,7 @@ graphs = {
 }
 outcomes = dict.fromkeys(graphs, "hangs")
 for pair in graphs.items():
-    consumer = threading.Thread(target=consume, args=pair, daemon=True)
+    consumer = threading.Thread(target=consume, args=(*pair, sys.argv[2]), daemon=True)
     consumer.start()
     consumer.join(10)
 print(json.dumps(outcomes), flush=True)
@@ -119,13 +119,15 @@ os._exit(0)
 """
 
 
-def test_a_system_exit_in_build(tmp_path):
+@pytest.mark.parametrize("kind", ["exit", "panic"])
+def test_what_is_no_exception_in_build(kind, tmp_path):
     """It is raised, as it is or as an error, also under a Prefetcher; nobody waits for ever."""
-    outcomes = json.loads(run_python(EXITS, arguments=[str(tmp_path)]))
+    outcomes = json.loads(run_python(EXITS, arguments=[str(tmp_path), kind]))
+    raised = ("SystemExit", "Panic", "RuntimeError")
     assert {
         name: outcome
         for name, outcome in outcomes.items()
-        if "the reason" not in outcome or not outcome.startswith(("SystemExit", "RuntimeError"))
+        if "the reason" not in outcome or not outcome.startswith(raised)
     } == {}
 
 

@@ -200,16 +200,31 @@ def test_what_is_no_plain_value_is_named_with_its_place(kind, tmp_path):
     with pytest.raises(TypeError) as caught:
         dataset[IndexEpoch(3, 1)]
     message = str(caught.value)
-    assert message.startswith("format='tensors' cannot store sample['x'][1]")
+    assert message.startswith("format='tensors' cannot store sample['x'][1][0]: ")
     assert text in message
     assert "format='torch'" in message
     assert "in save for index 3, epoch 1, generation 0" in caught.value.__notes__[0]
     assert not sample_files(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_is_named():
+    """It has a strided layout, and yet no elements in a row."""
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    with pytest.raises(TypeError, match=r"cannot store sample\[0\]: .*nested tensor"):
+        CODEC.encode([nested])
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_dtype_says_beside_its_kind_is_dropped():
+    """The metadata of a dtype, of which NumPy's own equality knows nothing."""
+    dtype = np.dtype("f4", metadata={"unit": "s"})
+    assert same(round_trip(np.ones(2, dtype)), np.ones(2, "f4"))
+
+
 def test_a_key_that_is_no_plain_value_is_named():
     """So are keys of a dict."""
-    with pytest.raises(TypeError, match=r"cannot store sample\[0\], of type dict: it is .*Colour"):
+    with pytest.raises(TypeError, match=r"cannot store sample\[0\]: .*Colour is not one of"):
         CODEC.encode([{Colour.RED: 1}])
 
 
