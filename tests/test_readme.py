@@ -11,7 +11,7 @@ import pytest
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
-FRAMEWORKS = {"accelerate", "ignite", "lightning", "transformers"}
+FRAMEWORK = re.compile(r"^(?:import|from) (accelerate|ignite|lightning|transformers)\b", re.M)
 ONLY_OURS = """
 import runpy, sys, warnings
 from reuseloader import ReuseWarning
@@ -26,19 +26,25 @@ def empty_directory(tmp_path_factory):
     return tmp_path_factory.mktemp("readme")
 
 
-@pytest.mark.parametrize("number", range(len(PYTHON)))
+def frameworks(number):
+    """The frameworks that a block imports."""
+    return set(FRAMEWORK.findall(PYTHON[number]))
+
+
+@pytest.mark.parametrize(
+    "number", range(len(PYTHON)), ids=lambda number: "-".join([str(number), *frameworks(number)])
+)
 def test_python_block_runs(number, empty_directory):
     """Each block is a script of its own that runs without a warning.
 
     One with a framework runs where that is installed; the framework's own warnings are its affair.
     """
-    frameworks = FRAMEWORKS & set(re.findall(r"^(?:import|from) (\w+)", PYTHON[number], re.M))
-    for name in frameworks:
+    for name in frameworks(number):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"needs {name}, of the extra 'frameworks'")
     script = empty_directory / f"block_{number}.py"
     script.write_text(PYTHON[number], encoding="utf-8")
-    how = ["-c", ONLY_OURS] if frameworks else ["-W", "error"]
+    how = ["-c", ONLY_OURS] if frameworks(number) else ["-W", "error"]
     run = subprocess.run(
         [sys.executable, *how, script.name],
         cwd=empty_directory,
