@@ -304,11 +304,9 @@ def test_other_errors_are_not_blamed_on_pickling(workers, error, store):
 # --- death ----------------------------------------------------------------------------------------
 
 
-def error_of(loader, pid=None):
+def error_of(loader):
     """The error of a pass in which a worker dies, here or at DataLoader's signal handler's whim."""
     try:
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
         for _ in loader:
             pass
     except RuntimeError as error:
@@ -330,19 +328,29 @@ def pairs(loader):
     return [(sample["index"], sample["seed"]) for sample in flat(loader)]
 
 
+def die_once(sample, key, flag):
+    """Die here: killed from outside, a worker may hold a lock of DataLoader's, and all hang."""
+    with suppress(FileNotFoundError):
+        os.unlink(flag)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
 def lose_a_worker(path, persistent):
+    flag = f"{path}.die"
     options = {
         "num_workers": 2,
         "multiprocessing_context": "fork",
         "persistent_workers": persistent,
-        "finish": with_present,
+        "finish": functools.partial(die_once, flag=flag),
         "batch_size": 1,
         "prefetch_factor": 1,
     }
     loader = loader_of(seed_of, path, **options)
     iterator = iter(loader)
-    pid = next(iterator)[0]["pid"]
-    error = error_of(iterator, pid)
+    next(iterator)
+    open(flag, "x").close()
+    error = error_of(iterator)
     del iterator
     loader.close()
     next_epoch = loader.next_epoch
