@@ -38,9 +38,8 @@ class Fence(Generic[P]):
     def check(self) -> P:
         """The pass that this thread reads; RuntimeError if it was ended by a reset."""
         mine: P | None = getattr(self._local, "mine", None)
-        if mine is None:
+        if mine is None or mine is not self._current:
             mine = self.mine()
-        if mine is not self._current:  # as in `require`, but called for every pair
             self.require(mine)
         return mine
 

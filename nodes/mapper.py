@@ -1,11 +1,9 @@
 """The node where pairs become samples."""
 
 import threading
-from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from itertools import compress
+from concurrent.futures import FIRST_COMPLETED, wait
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 from torchdata.nodes import BaseNode
 
@@ -15,6 +13,7 @@ from reuseloader.fetcher import MISS, Build, Fetcher, Finish, StorePath
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
 from reuseloader.nodes.progress import Progress
+from reuseloader.nodes.running import Running, Unit
 from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
@@ -113,8 +112,8 @@ class ReuseMapper(BaseNode[Any]):
             else:
                 self._pool = ProcessPool(self._fetcher, num_workers, worker_init_fn, context)
         # what is taken as it is pulled needs a snapshot of the source only when somebody asks
-        self._pulls_ahead = self._pool is not None or self._group > 1
-        self._fence: Fence[_Running] = Fence()
+        self._ahead = self._pool is not None or self._group > 1
+        self._fence: Fence[Running] = Fence()
         self._pulling = threading.Lock()
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -129,7 +128,7 @@ class ReuseMapper(BaseNode[Any]):
             progress = Progress(
                 self.source.state_dict(), state[self.SKIP_KEY], state[self.AHEAD_KEY]
             )
-            before = self._fence.begin(_Running(progress))
+            before = self._fence.begin(Running(progress))
         if before is not None:
             before.cancel()
 
@@ -147,36 +146,52 @@ class ReuseMapper(BaseNode[Any]):
     def next(self) -> Any:
         """The next sample, or list of samples."""
         running = self._fence.check()
-        if not running.ready:
-            self._fill(running)
-            unit = self._take(running)
-            try:
-                samples = self._samples(unit)
-            except Exception:
+        try:
+            number, sample = self._from_window(running) if self._ahead else self._alone(running)
+        except Exception:
+            raise
+        except BaseException as error:
+            # a prefetching thread would die of it in silence, and its consumer wait for ever
+            if threading.current_thread() is threading.main_thread():
                 raise
-            except BaseException as error:
-                # a prefetching thread would die of it in silence, and its consumer wait for ever
-                if threading.current_thread() is threading.main_thread():
-                    raise
-                raise RuntimeError(f"build raised {error!r}") from error
-            finally:
-                self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
-            running.window.remove(unit)
-            if unit.future is not None:
-                running.building -= 1
-            running.ready.extend(zip(unit.numbers, samples, strict=True))
-        number, sample = running.ready.popleft()
+            raise RuntimeError(f"build or source raised {error!r}") from error
+        finally:
+            self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
         running.progress.deliver(number)
         return sample
 
-    def _fill(self, running: "_Running") -> None:
+    def _alone(self, running: Running) -> tuple[int, Any]:
+        """Pull an item and make its sample here: nothing is pulled that is not taken."""
+        if running.current is None:
+            running.current = self._pull(running)
+        if running.current is None:
+            self._end(running)
+        number, request = running.current
+        sample = request.deliver(self._fetcher, MISS)
+        running.current = None  # only now: after an error it is tried again
+        return number, sample
+
+    def _from_window(self, running: Running) -> tuple[int, Any]:
+        """Take what is ready, after looking ahead to keep the workers busy."""
+        if not running.ready:
+            self._fill(running)
+            if not running.window:
+                self._end(running)
+            unit = self._take(running)
+            samples = self._samples(unit)
+            running.window.remove(unit)
+            running.building -= unit.future is not None
+            running.ready.extend(zip(unit.numbers, samples, strict=True))
+        return running.ready.popleft()
+
+    def _fill(self, running: Running) -> None:
         """Look ahead and begin builds, so that all workers have something to do."""
         while (
             not running.ended
             and running.building < self._max_concurrent
             and len(running.window) < self._look_ahead
         ):
-            unit = self._pull(running)
+            unit = self._pull_unit(running)
             if self._pool is not None:
                 unit.asked = [request.needs_worker(self._fetcher) for request in unit.requests]
                 if any(unit.asked):
@@ -185,25 +200,42 @@ class ReuseMapper(BaseNode[Any]):
             if unit.requests:
                 running.window.append(unit)
 
-    def _pull(self, running: "_Running") -> "_Unit":
-        unit = _Unit()
-        frequency = self._snapshot_frequency if self._pulls_ahead else 0
+    def _pull_unit(self, running: Running) -> Unit:
+        unit = Unit()
+        while len(unit.requests) < self._group:
+            pulled = self._pull(running)
+            if pulled is None:
+                break
+            unit.add(*pulled)
+        return unit
+
+    def _pull(self, running: Running) -> tuple[int, Request] | None:
+        """Number and request of the next item that was not delivered before a resume.
+
+        None if there is no more; what ended the source is raised once all before it is delivered.
+        """
+        if running.ended:
+            return None
+        progress = running.progress
         with self._pulling:
             self._fence.require(running)
             try:
-                while len(unit.requests) < self._group:
+                while True:
                     item = next(self.source)
-                    number = running.progress.pull()
-                    if frequency and running.progress.pulled % frequency == 0:
-                        running.progress.snapshot(self.source.state_dict())
+                    number = progress.pull()
+                    if self._ahead and self._is_due(progress.pulled):
+                        progress.snapshot(self.source.state_dict())
                     if number is not None:
-                        unit.add(number, self._request(item))
-            except Exception as error:  # StopIteration too; raised once all before it is delivered
+                        return number, self._request(item)
+            except Exception as error:
                 running.error = error
                 running.ended = True
                 if isinstance(error, StopIteration):  # an ended pass has a state without a rest
-                    running.progress.snapshot(self.source.state_dict())
-        return unit
+                    progress.snapshot(self.source.state_dict())
+                return None
+
+    def _is_due(self, pulled: int) -> bool:
+        return self._snapshot_frequency > 0 and pulled % self._snapshot_frequency == 0
 
     def _request(self, item: Any) -> Request:
         if isinstance(item, IndexEpoch):
@@ -215,13 +247,15 @@ class ReuseMapper(BaseNode[Any]):
             f"Put WithEpoch between a node of plain indices and ReuseMapper"
         )
 
-    def _take(self, running: "_Running") -> "_Unit":
-        """The unit to deliver next; what ended the source once there is none."""
-        if not running.window:
-            self._fetcher.tally.warn()
-            if isinstance(running.error, StopIteration):
-                raise StopIteration
-            raise running.error
+    def _end(self, running: Running) -> NoReturn:
+        """Raise what ended the source."""
+        self._fetcher.tally.warn()
+        if isinstance(running.error, StopIteration):
+            raise StopIteration
+        raise running.error
+
+    def _take(self, running: Running) -> Unit:
+        """The unit to deliver next, in order or as soon as there is one."""
         if self._in_order:
             return running.window[0]
         while True:
@@ -230,7 +264,7 @@ class ReuseMapper(BaseNode[Any]):
                     return unit
             wait([unit.future for unit in running.window if unit.future], None, FIRST_COMPLETED)
 
-    def _samples(self, unit: "_Unit") -> list[Any]:
+    def _samples(self, unit: Unit) -> list[Any]:
         if self._pool is None or unit.future is None:
             return [request.deliver(self._fetcher, MISS) for request in unit.requests]
         answers = iter(self._pool.result(unit.questions(), unit.future))
@@ -242,7 +276,7 @@ class ReuseMapper(BaseNode[Any]):
     def get_state(self) -> dict[str, Any]:
         """The source's state before the oldest item not delivered, and what to skip from there."""
         running = self._fence.mine()
-        if self._snapshot_frequency and not self._pulls_ahead:
+        if self._snapshot_frequency and not self._ahead:
             with self._pulling:
                 if self._fence.is_current(running) and running.progress.is_level:
                     running.progress.snapshot(self.source.state_dict())
@@ -268,42 +302,3 @@ def _require_policy(source: Any, policy: ReusePolicy) -> None:
         if isinstance(source, ReuseSampler) and source.policy != policy:
             raise ValueError(f"policy must be that of source, {source.policy!r}, got {policy!r}")
         source = getattr(source, "source", None)
-
-
-class _Unit:
-    """The items that go to a worker together, if they need one."""
-
-    __slots__ = ("asked", "future", "numbers", "requests")
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.requests: list[Request] = []
-        self.asked: list[bool] = []  # which of the requests went to a worker, if there are any
-        self.future: Future[Any] | None = None
-
-    def add(self, number: int, request: Request) -> None:
-        """One more item, by its number in the pass."""
-        self.numbers.append(number)
-        self.requests.append(request)
-
-    def questions(self) -> list[Request]:
-        """The requests that need a worker."""
-        return list(compress(self.requests, self.asked))
-
-
-class _Running:
-    """One pass: what was pulled and not delivered."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.window: deque[_Unit] = deque()
-        self.building = 0  # units of the window that have a future
-        self.ready: deque[tuple[int, Any]] = deque()
-        self.ended = False
-        self.error: Exception = StopIteration()
-
-    def cancel(self) -> None:
-        """Nobody wants what has not been begun."""
-        for unit in tuple(self.window):  # at once: an old thread may still be appending
-            if unit.future is not None:
-                unit.future.cancel()

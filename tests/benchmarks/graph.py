@@ -109,7 +109,9 @@ def cases(pipelines: Pipelines) -> dict[str, Case]:
     def case(loader: Iterable[Any], *beside: Beside) -> Case:
         for _ in range(2):  # whoever is first stores the samples
             require_pass(loader, keys)
-        return Case(lambda: drain(loader), beside, samples)
+        # a pass not timed before each: the memory that another case has left behind, above all one
+        # that forks, costs the next one page faults
+        return Case(lambda: drain(loader), beside, samples, before=lambda: drain(loader))
 
     # who has nothing to build needs no workers: with them, each sample is looked at once more
     alone = Beside(*DATALOADERS, target=1 / 0.9), Beside(INLINE, target=1.0), Beside(THREADS)

@@ -1,0 +1,49 @@
+"""A pass of ReuseMapper under way: what was pulled from its source and not delivered."""
+
+from collections import deque
+from concurrent.futures import Future
+from itertools import compress
+from typing import Any
+
+from reuseloader.nodes.progress import Progress
+from reuseloader.nodes.worker import Request
+
+
+class Unit:
+    """The items that go to a worker together, if they need one."""
+
+    __slots__ = ("asked", "future", "numbers", "requests")
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.requests: list[Request] = []
+        self.asked: list[bool] = []  # which of the requests went to a worker, if there are any
+        self.future: Future[Any] | None = None
+
+    def add(self, number: int, request: Request) -> None:
+        """One more item, by its number in the pass."""
+        self.numbers.append(number)
+        self.requests.append(request)
+
+    def questions(self) -> list[Request]:
+        """The requests that need a worker."""
+        return list(compress(self.requests, self.asked))
+
+
+class Running:
+    """One pass: its progress, and what lies between pulling and delivering."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.current: tuple[int, Request] | None = None  # what is made without a window
+        self.window: deque[Unit] = deque()
+        self.building = 0  # units of the window that have a future
+        self.ready: deque[tuple[int, Any]] = deque()
+        self.ended = False
+        self.error: Exception = StopIteration()
+
+    def cancel(self) -> None:
+        """Nobody wants what has not been begun."""
+        for unit in tuple(self.window):  # at once: an old thread may still be appending
+            if unit.future is not None:
+                unit.future.cancel()
