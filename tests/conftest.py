@@ -2,6 +2,7 @@ from importlib import metadata
 
 import pytest
 from helpers import Log
+from nodes_helpers import no_worker_is_left
 
 from reuseloader.audit import check
 from reuseloader.store import DirectoryStore
@@ -30,3 +31,10 @@ def store(request, tmp_path):
     if of_files and request.node.get_closest_marker("leaves") is None:
         found = check(DirectoryStore(path))
         assert found.clean, found
+
+
+@pytest.fixture
+def no_worker_left():
+    """After a test, the graphs that went out of use have no process and no thread."""
+    yield
+    no_worker_is_left()

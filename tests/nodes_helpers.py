@@ -18,13 +18,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from helpers import ODD_ERRORS
+from helpers import FORKS, ODD_ERRORS
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetcher, SamplerWrapper
 
 from reuseloader import IndexEpoch, ReuseKey, ReusePolicy
 from reuseloader.nodes import ReuseMapper, ReuseSampler, WithEpoch
 from reuseloader.store import DirectoryStore
 
+MARKS = [pytest.mark.filterwarnings(FORKS), pytest.mark.usefixtures("no_worker_left")]
 PATIENCE = 60  # seconds until something that must happen is given up
 
 

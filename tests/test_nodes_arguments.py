@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import FORKS
 from nodes_helpers import (
     INLINE,
+    MARKS,
     PROCESSES,
     THREADS,
     expected_pass,
-    no_worker_is_left,
     sample_of,
     variant,
 )
@@ -21,13 +20,7 @@ from nodes_helpers import (
 from reuseloader import IndexEpoch, ReusePolicy
 from reuseloader.nodes import ReuseMapper, ReuseSampler
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import threading
 import warnings
 
 import pytest
-from helpers import FORKS, ODD_ERRORS, Thing
+from helpers import ODD_ERRORS, Thing
 from nodes_helpers import (
     ERRORS,
     INLINE,
+    MARKS,
     MODES,
     PROCESSES,
     THREADS,
@@ -28,7 +29,6 @@ from nodes_helpers import (
     lines,
     listed,
     load_text,
-    no_worker_is_left,
     on_meta_device,
     passes_are_right,
     run_python,
@@ -40,13 +40,7 @@ from torchdata.nodes import IterableWrapper
 
 from reuseloader import IndexEpoch, ReuseError, ReusePolicy, ReuseWarning
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
+pytestmark = MARKS
 
 
 # Failures

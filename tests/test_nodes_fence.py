@@ -7,8 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import FORKS
 from nodes_helpers import (
+    MARKS,
     PATIENCE,
     GatedBuild,
     Graph,
@@ -16,7 +16,6 @@ from nodes_helpers import (
     expected_pass,
     flat,
     loading,
-    no_worker_is_left,
     sample_of,
     variant,
     what_is_left,
@@ -25,7 +24,7 @@ from torchdata.nodes import BaseNode, Batcher, Loader, ParallelMapper, Prefetche
 
 from reuseloader.nodes import ReuseMapper, ReuseSampler
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
+pytestmark = MARKS
 
 SIZE = 24
 INLINE = Graph(SIZE, batch=4, prefetch=2)
@@ -43,12 +42,6 @@ GRAPHS = [
     variant(PROCESSES, in_order=False, prebatch=2),
     variant(PROCESSES, hop=4, batch=None, with_epoch=True),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
 
 
 def readers():

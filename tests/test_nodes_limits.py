@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from helpers import FORKS
 from nodes_helpers import (
+    MARKS,
     CrowdBuild,
     GatedBuild,
     Graph,
@@ -15,20 +15,13 @@ from nodes_helpers import (
     expected_pass,
     lines,
     listed,
-    no_worker_is_left,
     sample_of,
     variant,
 )
 
 from reuseloader.nodes import WithEpoch
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("prebatch", [None, 2])

@@ -5,10 +5,10 @@ import json
 import os
 
 import pytest
-from helpers import FORKS
 from nodes_helpers import (
     FALSY,
     INLINE,
+    MARKS,
     PROCESSES,
     THREADS,
     Graph,
@@ -36,13 +36,7 @@ from torchdata.nodes import BaseNode
 from reuseloader import IndexEpoch, ReuseDataLoader
 from reuseloader.nodes import WithEpoch
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
+pytestmark = MARKS
 
 
 # Which samples

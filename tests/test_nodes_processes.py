@@ -15,8 +15,8 @@ from multiprocessing import get_context
 import psutil
 import pytest
 import torch
-from helpers import FORKS
 from nodes_helpers import (
+    MARKS,
     PATIENCE,
     GatedBuild,
     Graph,
@@ -45,17 +45,11 @@ from torchdata.nodes import Loader
 
 from reuseloader.nodes import worker as worker_side
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
+pytestmark = MARKS
 
 FORK = Graph(workers=2, method="process", context="fork")
 SPAWN = variant(FORK, context="spawn")
 FORKSERVER = variant(FORK, context="forkserver")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
 
 
 # Workers

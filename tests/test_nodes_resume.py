@@ -7,10 +7,10 @@ import shutil
 import threading
 
 import pytest
-from helpers import FORKS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nodes_helpers import (
+    MARKS,
     GatedBuild,
     Graph,
     LoggedBuild,
@@ -18,7 +18,6 @@ from nodes_helpers import (
     flat,
     lines,
     new_generations,
-    no_worker_is_left,
     run_python,
     variant,
 )
@@ -27,15 +26,9 @@ from torchdata.nodes import Batcher, IterableWrapper, Loader
 from reuseloader import StateMismatchError
 from reuseloader.nodes import ReuseSampler, WithEpoch
 
-pytestmark = pytest.mark.filterwarnings(FORKS)
+pytestmark = MARKS
 
 EPOCHS = 2  # states are taken in so many epochs
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
-    yield
-    no_worker_is_left()
 
 
 # The oracle
