@@ -79,97 +79,113 @@ class Nodes(Rival):
         self.loader = Loader(Prefetcher(node, 2))
 
 
-class Naive(Rival):
-    name = "torch.save cache by hand"
-    lacks = "never refreshes; an error after a kill in mid-write; no resume; any change is stale"
+class Cached(Built):
+    """The dataset with a cache in ``folder``."""
+
+    def __init__(self, folder: Path, args: Any) -> None:
+        super().__init__(args)
+        self.folder = folder
+
+    def forget(self, index: int) -> None:
+        """Have a sample built anew at its next use."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Cache(Rival):
+    """A pipeline over a `Cached` that is made to forget what is due."""
+
     keeps = True
-
-    class Cached(Built):
-        def __init__(self, folder: Path, args: Any) -> None:
-            super().__init__(args)
-            self.folder = folder
-
-        def __getitem__(self, index: int) -> Sample:
-            file = self.folder / f"{index}.pt"
-            if file.exists():
-                return torch.load(file)
-            sample = super().__getitem__(index)
-            torch.save(sample, file)
-            return sample
+    dataset_class: type[Cached]
 
     def __init__(self, path: Path, args: Any) -> None:
-        path.mkdir()
-        self.path, self.args = path, args
-        self.loader = self.loader_of(self.Cached(path, args))
-
-    def epoch(self, epoch: int) -> Batches:
-        for index in self.due(epoch):
-            (self.path / f"{index}.pt").unlink(missing_ok=True)
-        return self.loader
-
-
-class Joblib(Rival):
-    name = "joblib.Memory"
-    package = "joblib"
-    lacks = "never refreshes; pickle only; no resume"
-    keeps = True
-
-    class Cached(Built):
-        def __init__(self, folder: Path, args: Any) -> None:
-            super().__init__(args)
-            memory = import_module("joblib").Memory(folder, verbose=0)
-            self.cached = memory.cache(self.array)
-
-        def array(self, index: int) -> Any:
-            tensor, label = Built.__getitem__(self, index)
-            return tensor.numpy(), label
-
-        def __getitem__(self, index: int) -> Sample:
-            array, label = self.cached(index)
-            return torch.from_numpy(array), label
-
-    def __init__(self, path: Path, args: Any) -> None:
-        self.path, self.args = path, args
-        self.dataset = self.Cached(path, args)
+        self.args = args
+        self.dataset = self.dataset_class(path, args)
         self.loader = self.loader_of(self.dataset)
 
     def epoch(self, epoch: int) -> Batches:
         for index in self.due(epoch):
-            if self.dataset.cached.check_call_in_cache(index):
-                self.dataset.cached.call_and_shelve(index).clear()
-        return self.loader
-
-
-class DiskCache(Rival):
-    name = "diskcache"
-    package = "diskcache"
-    lacks = "never refreshes; pickle only; no resume"
-    keeps = True
-
-    class Cached(Built):
-        def __init__(self, folder: Path, args: Any) -> None:
-            super().__init__(args)
-            self.cache = import_module("diskcache").Cache(
-                str(folder), size_limit=2**40, eviction_policy="none"
-            )
-
-        def __getitem__(self, index: int) -> Sample:
-            stored = self.cache.get(index)
-            if stored is None:
-                tensor, label = super().__getitem__(index)
-                stored = tensor.numpy(), label
-                self.cache[index] = stored
-            return torch.from_numpy(stored[0]), stored[1]
-
-    def __init__(self, path: Path, args: Any) -> None:
-        self.path, self.args = path, args
-        self.dataset = self.Cached(path, args)
-        self.loader = self.loader_of(self.dataset)
-
-    def epoch(self, epoch: int) -> Batches:
-        for index in self.due(epoch):
-            self.dataset.cache.delete(index)
+            self.dataset.forget(index)
         return self.loader
 
     def close(self) -> None:
-        self.dataset.cache.close()
+        self.dataset.close()
+
+
+class NaiveDataset(Cached):
+    def __init__(self, folder: Path, args: Any) -> None:
+        super().__init__(folder, args)
+        folder.mkdir()
+
+    def __getitem__(self, index: int) -> Sample:
+        file = self.folder / f"{index}.pt"
+        if file.exists():
+            return torch.load(file)
+        sample = super().__getitem__(index)
+        torch.save(sample, file)
+        return sample
+
+    def forget(self, index: int) -> None:
+        (self.folder / f"{index}.pt").unlink(missing_ok=True)
+
+
+class JoblibDataset(Cached):
+    def __init__(self, folder: Path, args: Any) -> None:
+        super().__init__(folder, args)
+        self.cached = import_module("joblib").Memory(folder, verbose=0).cache(self.array)
+
+    def array(self, index: int) -> Any:
+        tensor, label = super().__getitem__(index)
+        return tensor.numpy(), label
+
+    def __getitem__(self, index: int) -> Sample:
+        array, label = self.cached(index)
+        return torch.from_numpy(array), label
+
+    def forget(self, index: int) -> None:
+        if self.cached.check_call_in_cache(index):
+            self.cached.call_and_shelve(index).clear()
+
+
+class DiskCacheDataset(Cached):
+    def __init__(self, folder: Path, args: Any) -> None:
+        super().__init__(folder, args)
+        self.cache = import_module("diskcache").Cache(
+            str(folder), size_limit=2**40, eviction_policy="none"
+        )
+
+    def __getitem__(self, index: int) -> Sample:
+        stored = self.cache.get(index)
+        if stored is None:
+            tensor, label = super().__getitem__(index)
+            stored = tensor.numpy(), label
+            self.cache[index] = stored
+        return torch.from_numpy(stored[0]), stored[1]
+
+    def forget(self, index: int) -> None:
+        self.cache.delete(index)
+
+    def close(self) -> None:
+        self.cache.close()
+
+
+class Naive(Cache):
+    name = "torch.save cache by hand"
+    lacks = "never refreshes; an error after a kill in mid-write; no resume; any change is stale"
+    dataset_class = NaiveDataset
+
+
+class Joblib(Cache):
+    name = "joblib.Memory"
+    package = "joblib"
+    lacks = "never refreshes; pickle only; no resume"
+    dataset_class = JoblibDataset
+
+
+class DiskCache(Cache):
+    name = "diskcache"
+    package = "diskcache"
+    lacks = "never refreshes; pickle only; no resume"
+    dataset_class = DiskCacheDataset
