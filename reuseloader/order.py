@@ -133,6 +133,8 @@ class SampleOrder:
             StateMismatchError: the settings differ, with the values of both; or another number of
                 ranks cannot take over there, with the nearest place where it can.
         """
+        if not isinstance(state, Mapping):
+            raise StateMismatchError(f"the state must be a dict of a ReuseSampler, got {state!r}")
         for name, here in self._settings.items():
             if state.get(name) != here:
                 raise StateMismatchError(

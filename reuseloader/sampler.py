@@ -1,7 +1,8 @@
 """A torch Sampler of pairs, for DataLoader and StatefulDataLoader."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, Self
 
 from torch.utils.data import DistributedSampler, Sampler
 
@@ -83,7 +84,7 @@ class ReuseSampler(Sampler[IndexEpoch]):
 
     def __iter__(self) -> Iterator[IndexEpoch]:
         self._newest = None
-        return self._run()
+        return _Pairs(self)
 
     def _join(self, clock: EpochClock) -> None:
         """Count with a loader's clock instead of an own one."""
@@ -95,14 +96,16 @@ class ReuseSampler(Sampler[IndexEpoch]):
         self._forgotten.look()
         return Pass(self._order).begin(epoch)
 
-    def _run(self) -> Iterator[IndexEpoch]:
+    def _run(self, walk: "_Walk") -> Iterator[IndexEpoch]:
+        if walk.is_over:
+            return
         handed, self._handed = self._handed, None
         if handed is not None:
             yield from Pass(self._order).begin(handed)
             return
         if not self._of_loader:  # else a trainer took it out of its loader, to shard it
             self._forgotten.look()
-        this = self._newest = Pass(self._order, *self._start)
+        this = self._newest = walk.newest = Pass(self._order, *self._start)
         self._start = (0, 0)  # a loaded place is used up by the first pass that begins
         try:
             yield from this.begin(self._clock.begin(this))
@@ -129,6 +132,39 @@ class ReuseSampler(Sampler[IndexEpoch]):
         self._start = position, origin
         self._clock.set(epoch)
         self._newest = None
+
+
+class _Walk:
+    """What an iterator of a sampler and its generator both know."""
+
+    newest: Pass | None = None
+    is_over = False
+
+
+class _Pairs(chain[IndexEpoch]):
+    """An iterator of a sampler; a chain, so that a pair costs no call into Python.
+
+    StatefulDataLoader keeps its state beside the sampler's. Loaded after a pass had ended, it makes
+    two iterators and drops the first: that one stands for the rest of the old pass, and is empty.
+    """
+
+    OVER_KEY = "over"
+    _walk: _Walk
+
+    def __new__(cls, sampler: ReuseSampler) -> Self:
+        walk = _Walk()
+        this = super().__new__(cls, sampler._run(walk))
+        this._walk = walk
+        return this
+
+    def state_dict(self) -> dict[str, int]:
+        """Whether no pair is left."""
+        newest = self._walk.newest
+        return {self.OVER_KEY: int(self._walk.is_over or (newest is not None and newest.ended))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Yield nothing if that iterator had no pair left; else the sampler knows where it is."""
+        self._walk.is_over = bool(state[self.OVER_KEY])
 
 
 def loader_sampler(*samplers: Any) -> ReuseSampler | None:

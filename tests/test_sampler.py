@@ -1,6 +1,7 @@
 import copy
 import itertools
 import pickle
+import re
 from collections import Counter
 
 import numpy as np
@@ -453,7 +454,7 @@ COMBINATIONS = [
 ]
 
 
-def stateful(folder, combination):
+def stateful(folder, combination, **options):
     workers, batch_size, every, persistent = combination
     return StatefulDataLoader(
         ReuseDataset(sample_of, FEW, folder, POLICY, finish=with_present),
@@ -464,6 +465,7 @@ def stateful(folder, combination):
         snapshot_every_n_steps=every,
         persistent_workers=persistent,
         multiprocessing_context="fork" if workers else None,
+        **options,
     )
 
 
@@ -501,3 +503,39 @@ def test_stateful_dataloader_resumes_at_every_position(combination, store):
         assert seen == whole, stop
         assert Counter(pair.epoch for pair in seen) == {1: FEW, 2: FEW, 3: FEW}
         del loader
+
+
+@pytest.mark.parametrize(
+    ("combination", "drop_last"),
+    [(c, drop_last) for c in COMBINATIONS for drop_last in ((False, True) if c[1] else (False,))],
+    ids=repr,
+)
+def test_stateful_dataloader_resumes_after_an_ended_pass(combination, drop_last, store):
+    """A state taken after the loop goes on with the next epoch; one of its last step, with a rest.
+
+    The rest is empty, as with every sampler there.
+    """
+    _, batch_size, *_ = combination
+    for ended in (True, False):
+        loader = stateful(store, combination, drop_last=drop_last)
+        for epoch in range(2):
+            iterator = iter(loader)
+            steps = take(iterator, len(loader))
+            if ended:
+                assert list(iterator) == []
+            state = loader.state_dict()
+            del iterator, loader
+            loader = stateful(store, combination, drop_last=drop_last)
+            loader.load_state_dict(pickle.loads(pickle.dumps(state)))
+            if not ended:
+                assert list(loader) == []
+            drawn = pairs_of(steps, batch_size)
+            assert drawn == order(epoch, size=FEW)[: len(drawn)]
+        del loader
+
+
+@pytest.mark.parametrize("state", [None, 3, [("epoch", 1)]], ids=repr)
+def test_a_state_that_is_no_dict_is_refused(state):
+    """The error shows what was given."""
+    with pytest.raises(StateMismatchError, match=f"must be a dict.*{re.escape(repr(state))}"):
+        ReuseSampler(SIZE, POLICY).load_state_dict(state)
