@@ -9,7 +9,7 @@ from torchdata.nodes import BaseNode
 
 from reuseloader.codec import Load, Save
 from reuseloader.errors import StateMismatchError
-from reuseloader.fetcher import MISS, Build, Fetcher, Finish, StorePath
+from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
 from reuseloader.nodes.progress import Progress
@@ -18,6 +18,8 @@ from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.stats import PassTimes, Stats
+from reuseloader.tally import Miss
 from reuseloader.validate import callable_or_none, instance, int_at_least
 
 _LONGEST = 256  # lifetimes: how far the look-ahead goes to keep builds in flight
@@ -114,6 +116,7 @@ class ReuseMapper(BaseNode[Any]):
         # what is taken as it is pulled needs a snapshot of the source only when somebody asks
         self._ahead = self._pool is not None or self._group > 1
         self._fence: Fence[Running] = Fence()
+        self._times: PassTimes | None = None
         self._pulling = threading.Lock()
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -146,6 +149,7 @@ class ReuseMapper(BaseNode[Any]):
     def next(self) -> Any:
         """The next sample, or list of samples."""
         running = self._fence.check()
+        running.watch.ask()
         try:
             number, sample = self._from_window(running) if self._ahead else self._alone(running)
         except Exception:
@@ -158,6 +162,7 @@ class ReuseMapper(BaseNode[Any]):
         finally:
             self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
         running.progress.deliver(number)
+        running.watch.got()
         return sample
 
     def _alone(self, running: Running) -> tuple[int, Any]:
@@ -167,7 +172,7 @@ class ReuseMapper(BaseNode[Any]):
         if running.current is None:
             self._end(running)
         number, request = running.current
-        sample = request.deliver(self._fetcher, MISS)
+        sample = request.deliver(self._fetcher, Miss.ABSENT)
         running.current = None  # only now: after an error it is tried again
         return number, sample
 
@@ -226,7 +231,9 @@ class ReuseMapper(BaseNode[Any]):
                     if self._ahead and self._is_due(progress.pulled):
                         progress.snapshot(self.source.state_dict())
                     if number is not None:
-                        return number, self._request(item)
+                        request = self._request(item)
+                        running.epoch = request.epoch
+                        return number, request
             except Exception as error:
                 running.error = error
                 running.ended = True
@@ -251,6 +258,7 @@ class ReuseMapper(BaseNode[Any]):
         """Raise what ended the source."""
         self._fetcher.tally.warn()
         if isinstance(running.error, StopIteration):
+            self._times = running.watch.ended(running.epoch)
             raise StopIteration
         raise running.error
 
@@ -266,10 +274,10 @@ class ReuseMapper(BaseNode[Any]):
 
     def _samples(self, unit: Unit) -> list[Any]:
         if self._pool is None or unit.future is None:
-            return [request.deliver(self._fetcher, MISS) for request in unit.requests]
+            return [request.deliver(self._fetcher, Miss.ABSENT) for request in unit.requests]
         answers = iter(self._pool.result(unit.questions(), unit.future))
         return [
-            request.deliver(self._fetcher, next(answers) if asked else MISS)
+            request.deliver(self._fetcher, next(answers) if asked else Miss.ABSENT)
             for request, asked in zip(unit.requests, unit.asked, strict=True)
         ]
 
@@ -282,6 +290,10 @@ class ReuseMapper(BaseNode[Any]):
                     running.progress.snapshot(self.source.state_dict())
         source_state, skip, ahead = running.progress.resume()
         return {self.SOURCE_KEY: source_state, self.SKIP_KEY: skip, self.AHEAD_KEY: ahead}
+
+    def stats(self) -> Stats:
+        """What was read, built and stored so far, by this process and all workers."""
+        return self._fetcher.tally.stats()
 
     def close(self) -> None:
         """End the workers, warn of what went wrong, close the store. A reset begins anew."""

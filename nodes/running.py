@@ -7,6 +7,7 @@ from typing import Any
 
 from reuseloader.nodes.progress import Progress
 from reuseloader.nodes.worker import Request
+from reuseloader.stats import PassWatch
 
 
 class Unit:
@@ -35,6 +36,8 @@ class Running:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
+        self.watch = PassWatch()
+        self.epoch = 0  # of what was pulled last
         self.current: tuple[int, Request] | None = None  # what is made without a window
         self.window: deque[Unit] = deque()
         self.building = 0  # units of the window that have a future

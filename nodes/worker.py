@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from reuseloader.codec import FileCodec
-from reuseloader.fetcher import MISS, Fetcher
+from reuseloader.codec import Codec, FileCodec
+from reuseloader.fetcher import Fetcher
 from reuseloader.key import ReuseKey
 from reuseloader.mix import mix
 from reuseloader.raised import add_note, describe
+from reuseloader.tally import Miss
 from reuseloader.tensors import TensorsCodec, UnsupportedError, encoded
 
 WorkerInit = Callable[[int], object]
@@ -30,6 +31,10 @@ _PLAIN, _ANY = TensorsCodec(), FileCodec()
 class Request(Protocol):
     """One item of a mapper's source, and how its sample or samples are made."""
 
+    @property
+    def epoch(self) -> int:
+        """The epoch it is of; of an empty list, 0."""
+
     def needs_worker(self, fetcher: Fetcher) -> bool:
         """Whether it is worth a worker: there is something to build."""
 
@@ -40,41 +45,69 @@ class Request(Protocol):
         """Make it, in a worker process; what goes back is pickled."""
 
     def receive(self, fetcher: Fetcher, parcel: Any) -> Any:
-        """What `send` made, here; MISS if it cannot be had."""
+        """What `send` made, here; a Miss if it cannot be had."""
 
     def deliver(self, fetcher: Fetcher, made: Any) -> Any:
-        """The finished result of what a worker made, or of MISS."""
+        """The finished result of what a worker made, or of a Miss."""
 
 
-class BuildRequest(NamedTuple):
+class BuildRequest:
     """The sample of one pair. Workers build and store it; the consumer reads and finishes it."""
 
-    key: ReuseKey
+    __slots__ = ("key", "why")
+
+    def __init__(self, key: ReuseKey) -> None:
+        self.key = key
+        self.why = Miss.ABSENT  # once a worker is needed, why
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of its pair."""
+        return self.key.epoch
 
     def needs_worker(self, fetcher: Fetcher) -> bool:
         """Unless it is stored."""
-        return not fetcher.holds(self.key)
+        why = fetcher.missing(self.key)
+        if why is None:
+            return False
+        self.why = why
+        return True
 
     def perform(self, fetcher: Fetcher) -> Any:
         """Build and store it."""
         return self._build(fetcher)[0]
 
-    def send(self, fetcher: Fetcher) -> bytes | None:
+    def send(self, fetcher: Fetcher) -> tuple[bool, bytes] | None:
         """Build and store it; nothing need travel unless it is not stored."""
         sample, stored = self._build(fetcher)
-        return None if stored else fetcher.encode(self.key, sample)
+        if stored:
+            return None
+        try:
+            return True, encoded(sample)
+        except UnsupportedError:
+            return False, fetcher.encode(self.key, _other_codec(fetcher), sample)
 
-    def receive(self, fetcher: Fetcher, parcel: bytes | None) -> Any:
+    def receive(self, fetcher: Fetcher, parcel: tuple[bool, bytes] | None) -> Any:
         """The built sample."""
-        return fetcher.read(self.key) if parcel is None else fetcher.decode(self.key, parcel)
+        if parcel is None:
+            return fetcher.reread(self.key)
+        plain, payload = parcel
+        return fetcher.decode(self.key, _PLAIN if plain else _other_codec(fetcher), payload)
 
     def deliver(self, fetcher: Fetcher, made: Any) -> Any:
         """Finish what was built, or what is stored."""
-        return fetcher.deliver(self.key) if made is MISS else fetcher.finished(self.key, made)
+        if isinstance(made, Miss):
+            return fetcher.deliver(self.key)
+        return fetcher.finished(self.key, made)
 
     def _build(self, fetcher: Fetcher) -> tuple[Any, bool]:
-        sample = fetcher.make(self.key)
+        sample = fetcher.make(self.key, self.why)
         return sample, fetcher.keep(self.key, sample)
+
+
+def _other_codec(fetcher: Fetcher) -> Codec:
+    """How a sample travels that `_PLAIN` does not take: as it would be stored, if it could be."""
+    return _ANY if fetcher.codec.id == _PLAIN.id else fetcher.codec
 
 
 class BatchRequest(NamedTuple):
@@ -85,6 +118,11 @@ class BatchRequest(NamedTuple):
 
     parts: list[BuildRequest]
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of its last pair, or 0."""
+        return self.parts[-1].epoch if self.parts else 0
+
     def needs_worker(self, fetcher: Fetcher) -> bool:
         """Unless all is stored, and only to be read."""
         return fetcher.finish is not None or any(part.needs_worker(fetcher) for part in self.parts)
@@ -94,10 +132,10 @@ class BatchRequest(NamedTuple):
         return [fetcher.deliver(part.key) for part in self.parts]
 
     def send(self, fetcher: Fetcher) -> Any:
-        """What `BuildRequest` sends for each part, or all samples as bytes."""
+        """A list of what `BuildRequest` sends for what is to be built, or all samples as bytes."""
         if fetcher.finish is None:
             return [
-                part.send(fetcher) if part.needs_worker(fetcher) else None for part in self.parts
+                part.send(fetcher) if part.needs_worker(fetcher) else _STORED for part in self.parts
             ]
         samples = self.perform(fetcher)
         try:
@@ -106,17 +144,18 @@ class BatchRequest(NamedTuple):
             return False, _ANY.encode(samples)
 
     def receive(self, fetcher: Fetcher, parcel: Any) -> list[Any]:
-        """What `send` made: the samples, some of which may be MISS unless they are finished."""
+        """What `send` made: the samples, some of which may be a Miss unless they are finished."""
         if fetcher.finish is None:
             return [
-                part.receive(fetcher, sent) for part, sent in zip(self.parts, parcel, strict=True)
+                Miss.ABSENT if sent == _STORED else part.receive(fetcher, sent)
+                for part, sent in zip(self.parts, parcel, strict=True)
             ]
         plain, payload = parcel
         return (_PLAIN if plain else _ANY).decode(payload)  # type: ignore[no-any-return]
 
     def deliver(self, fetcher: Fetcher, made: Any) -> Any:
         """What was made, or make it here."""
-        if made is MISS:
+        if isinstance(made, Miss):
             return self.perform(fetcher)
         if fetcher.finish is None:
             return [
@@ -125,6 +164,7 @@ class BatchRequest(NamedTuple):
         return made
 
 
+_STORED = "stored"  # in a list's parcel: a sample that was there already
 _TICKET = 4  # bytes of a worker's number
 _GRACE = 5.0  # seconds that a worker process has to finish a build once its mapper is gone
 _fetcher: Fetcher
@@ -152,7 +192,7 @@ def start(
     torch.set_num_threads(1)
     worker_id = int.from_bytes(os.read(ids.fileno(), _TICKET), "little")
     _fetcher = fetcher
-    _fetcher.tally.worker = worker_id
+    _fetcher.tally.join_workers()
     # forked workers would otherwise all have the global random state of their parent
     seed = mix(fetcher.policy.seed, worker_id)
     random.seed(seed)

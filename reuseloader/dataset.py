@@ -10,6 +10,7 @@ from reuseloader.epochs import EpochClock
 from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.stats import Stats
 from reuseloader.validate import exact_int, int_at_least
 
 
@@ -114,6 +115,10 @@ class ReuseDataset(Dataset[Any]):
         if not -self._size <= index < self._size:
             raise IndexError(f"index {index} is out of range for size {self._size}")
         return IndexEpoch(index % self._size, epoch)
+
+    def stats(self) -> Stats:
+        """What was read, built and stored so far, by this process and all workers."""
+        return self._fetcher.tally.stats()
 
     def close(self) -> None:
         """Warn of what went wrong, if anything did, and release the store."""

@@ -5,6 +5,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
@@ -29,7 +30,7 @@ from reuseloader.record import (
 )
 from reuseloader.sample import require_cpu
 from reuseloader.store import Bookkeeper, DirectoryStore, Store
-from reuseloader.tally import Kind, Tally
+from reuseloader.tally import Kind, Miss, Tally
 from reuseloader.tensors import TensorsCodec
 from reuseloader.validate import callable_or_none, instance, int_at_least
 
@@ -37,7 +38,6 @@ Build = Callable[[ReuseKey], Any]
 Finish = Callable[[Any, ReuseKey], Any]
 StorePath = str | os.PathLike[str] | Store
 
-MISS = object()  # a sample may be None
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # trouble of the process, not of a file
 
 
@@ -87,8 +87,8 @@ class Fetcher:
     def deliver(self, key: ReuseKey) -> Any:
         """The sample of ``key``: what is stored, or built anew and stored; then finished."""
         sample = self.read(key)
-        if sample is MISS:
-            sample = self.make(key)
+        if isinstance(sample, Miss):
+            sample = self.make(key, sample)
             self.keep(key, sample)
         return self.finished(key, sample)
 
@@ -100,40 +100,43 @@ class Fetcher:
         return key
 
     def read(self, key: ReuseKey) -> Any:
-        """The stored sample of ``key``, or MISS if there is no sound record of its stamp."""
+        """The stored sample of ``key``, a hit; a Miss if there is no sound record of its stamp."""
+        return self._read(key, hits=1)
+
+    def reread(self, key: ReuseKey) -> Any:
+        """What a worker has just built and stored, which is no hit; or a Miss."""
+        return self._read(key, hits=0)
+
+    def _read(self, key: ReuseKey, hits: int) -> Any:
         if self.policy.lifetime == 1:
-            return MISS
+            return Miss.NEW_GENERATION
+        began = perf_counter_ns()
         try:
             record = self.store.read(key.index)
             if record is None:
-                return MISS
-            payload = unseal(record, self._stamp(key))
+                return self._why(key, Miss.ABSENT)
+            sample = self.codec.decode(unseal(record, self._stamp(key)))
         except Exception as error:
-            self._count(Kind.UNREADABLE, key, error)
-            return MISS
-        return self.decode(key, payload)
+            return self._why(key, self._missed(key, error))
+        self.tally.loaded(hits, len(record), perf_counter_ns() - began)
+        return sample
 
-    def decode(self, key: ReuseKey, payload: bytes | memoryview) -> Any:
-        """The sample of a payload, or MISS if it cannot be loaded."""
-        try:
-            return self.codec.decode(payload)
-        except Exception as error:
-            self._count(Kind.UNREADABLE, key, error)
-            return MISS
-
-    def holds(self, key: ReuseKey) -> bool:
-        """Whether `read` will most likely find the sample, judged by the record's trailer alone."""
+    def missing(self, key: ReuseKey) -> Miss | None:
+        """Why it must be built, judged by the record's trailer alone; None if it is stored."""
         if self.policy.lifetime == 1:
-            return False
+            return Miss.NEW_GENERATION
         try:
             trailer = self._tail(key.index)
             if trailer is None:
-                return False
+                return self._why(key, Miss.ABSENT)
             check_trailer(trailer, self._stamp(key))
         except Exception as error:
-            self._count(Kind.UNREADABLE, key, error)
-            return False
-        return True
+            return self._why(key, self._missed(key, error))
+        return None
+
+    def _why(self, key: ReuseKey, found: Miss) -> Miss:
+        """Whatever lies there in place of a sample that is due anew is not the reason."""
+        return Miss.NEW_GENERATION if key.epoch == key.first_epoch else found
 
     def _tail(self, index: int) -> Buffer | None:
         if hasattr(self.store, "tail"):
@@ -141,9 +144,12 @@ class Fetcher:
         record = self.store.read(index)
         return None if record is None else record[-TRAILER_SIZE:]
 
-    def make(self, key: ReuseKey) -> Any:
+    def make(self, key: ReuseKey, why: Miss) -> Any:
         """Build the sample of ``key``, always from the key of its generation's first use."""
-        return _call("build", key, self._build, key.first)
+        began = perf_counter_ns()
+        sample = _call("build", key, self._build, key.first)
+        self.tally.built(why, perf_counter_ns() - began)
+        return sample
 
     def _build(self, first: ReuseKey) -> Any:
         sample = self.build(first)
@@ -154,21 +160,36 @@ class Fetcher:
         """Store a built sample unless this is its last use; return whether it is stored."""
         if self.policy.is_last_use(key):
             return False
-        payload = self.encode(key, sample)
+        began = perf_counter_ns()
+        payload = self.encode(key, self.codec, sample)
         try:
-            self.store.write(key.index, seal(payload, self._stamp(key)))
+            record = seal(payload, self._stamp(key))
+            self.store.write(key.index, record)
         except Exception as error:
             self._count(Kind.UNSAVED, key, error)
             return False
+        self.tally.stored(len(record), perf_counter_ns() - began)
         return True
 
-    def encode(self, key: ReuseKey, sample: Any) -> bytes:
-        """The payload of a sample."""
-        return _call("save", key, self.codec.encode, sample)  # type: ignore[no-any-return]
+    def encode(self, key: ReuseKey, codec: Codec, sample: Any) -> bytes:
+        """The payload of a built sample."""
+        return _call("save", key, codec.encode, sample)  # type: ignore[no-any-return]
+
+    def decode(self, key: ReuseKey, codec: Codec, payload: bytes) -> Any:
+        """The sample of a payload, or a Miss if it cannot be loaded."""
+        try:
+            return codec.decode(payload)
+        except Exception as error:
+            return self._missed(key, error)
 
     def finished(self, key: ReuseKey, sample: Any) -> Any:
         """The sample after the cheap last part, which gets the key of the present use."""
-        return sample if self.finish is None else _call("finish", key, self.finish, sample, key)
+        if self.finish is None:
+            return sample
+        began = perf_counter_ns()
+        sample = _call("finish", key, self.finish, sample, key)
+        self.tally.finished(perf_counter_ns() - began)
+        return sample
 
     def close(self) -> None:
         """Warn of what went wrong and release the store."""
@@ -184,10 +205,15 @@ class Fetcher:
             fingerprint=self._fingerprint,
         )
 
-    def _count(self, kind: Kind, key: ReuseKey, error: Exception) -> None:
-        """Take a failure of the store for a miss and count it; raise what is no such failure."""
+    def _missed(self, key: ReuseKey, error: Exception) -> Miss:
+        """Which miss a failure to read is."""
         if isinstance(error, StaleError):
-            return
+            return Miss.OTHER_STAMP
+        self._count(Kind.UNREADABLE, key, error)
+        return Miss.DAMAGED
+
+    def _count(self, kind: Kind, key: ReuseKey, error: Exception) -> None:
+        """Count a failure of the store that costs no sample; raise what is no such failure."""
         exhausted = isinstance(error, OSError) and error.errno in _EXHAUSTED
         if exhausted or isinstance(error, (MemoryError, ReuseError)):
             add_note(error, f"{_where(key)}, at {self._place(key)}")

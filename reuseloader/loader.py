@@ -16,6 +16,7 @@ from reuseloader.pass_order import PassOrder
 from reuseloader.pickling import explain_pickling
 from reuseloader.policy import ReusePolicy
 from reuseloader.sampler import ReuseSampler, loader_sampler
+from reuseloader.stats import PassTimes, PassWatch, Stats
 
 
 class ReuseDataLoader(DataLoader[Any]):
@@ -127,6 +128,7 @@ class ReuseDataLoader(DataLoader[Any]):
             self._clock,
             batched=self.batch_sampler is not None,
         )
+        self._times: PassTimes | None = None
         self._newest: object = None  # stands for the newest pass, and does not keep it alive
 
     @property
@@ -143,6 +145,10 @@ class ReuseDataLoader(DataLoader[Any]):
     def next_epoch(self) -> int:
         """The epoch that the next ``iter(loader)`` will have."""
         return self._clock.next_epoch
+
+    def stats(self) -> Stats:
+        """What was read, built and stored so far, by this process and all workers."""
+        return self.dataset.stats()
 
     def set_epoch(self, epoch: int) -> None:
         """Give the next pass this epoch; the same on ``loader.sampler`` and ``loader.dataset``."""
@@ -214,6 +220,7 @@ class _LoaderPass(Iterator[Any]):
         self._epoch = epoch
         self._batches = batches
         self._is_new = True
+        self._watch = PassWatch()
 
     def __next__(self) -> Any:
         if self._loader.persistent_workers and self._loader._newest is not self._this:
@@ -225,11 +232,15 @@ class _LoaderPass(Iterator[Any]):
             self._is_new = False
             if self._loader._newest is self._this and self._loader._clock.is_set:
                 _warn_of_late_epoch(self._epoch, self._loader._clock.epoch)
+        self._watch.ask()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
+            self._loader._times = self._watch.ended(self._epoch)
             self._end()
             raise
+        self._watch.got()
+        return batch
 
     def __len__(self) -> int:
         return len(self._batches)

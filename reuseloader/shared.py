@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+_MOST = 2**15 - 1  # bytes; torch fills and copies more with threads, and hangs in a forked process
+
 
 class Holder(Protocol):
     """Something that keeps its numbers in `SharedBytes`."""
@@ -34,13 +36,15 @@ os.register_at_fork(before=_settle_all)
 
 
 class SharedBytes:
-    """Zeroed bytes seen by the process that made them and by the workers it starts.
+    """Zeroed bytes seen by the process that made them and by the workers it starts; 32 KiB at most.
 
     Workers get the same memory by fork, spawn and forkserver. A copy made in any other way
     (copy, pickle, cloudpickle) is new, zeroed memory of its own, owned by the process that copied.
     """
 
     def __init__(self, size: int) -> None:
+        if size > _MOST:
+            raise ValueError(f"size must be at most {_MOST}, got {size}")
         self._share(torch.zeros(size, dtype=torch.uint8))
 
     def _share(self, memory: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """What a loader has done so far, in numbers."""
 
 from dataclasses import dataclass
+from time import perf_counter
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,27 @@ class PassTimes:
     epoch: int
     elapsed: float  # seconds from its first item asked for to its end
     waited: float  # seconds thereof that its consumer waited for items
+
+
+class PassWatch:
+    """Times one pass, where its items are taken."""
+
+    __slots__ = ("_asked", "_began", "_waited")
+
+    def __init__(self) -> None:
+        self._began = self._asked = self._waited = 0.0
+
+    def ask(self) -> None:
+        """The consumer asks for an item."""
+        self._asked = perf_counter()
+        if self._began == 0.0:
+            self._began = self._asked
+
+    def got(self) -> None:
+        """It has the item."""
+        self._waited += perf_counter() - self._asked
+
+    def ended(self, epoch: int) -> PassTimes:
+        """There was no item left: the whole pass."""
+        self.got()
+        return PassTimes(epoch, perf_counter() - self._began, self._waited)
