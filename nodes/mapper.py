@@ -8,12 +8,13 @@ from typing import Any, Literal, NoReturn, Self
 from torchdata.nodes import BaseNode
 
 from reuseloader.codec import Load, Save
+from reuseloader.digest import Digest, told
 from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
 from reuseloader.nodes.progress import Progress
-from reuseloader.nodes.running import Running, Unit
+from reuseloader.nodes.running import Running, Taken, Unit
 from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
@@ -36,7 +37,7 @@ class ReuseMapper(BaseNode[Any]):
         source: a node of `IndexEpoch` (`ReuseSampler`, `WithEpoch`), or of lists of them. A list
             becomes a list of samples; what is to be built of it is built in one worker. With
             ``finish`` that worker makes, and finishes, the whole list.
-        build, path, policy, fingerprint, save, load, format, finish: see `ReuseDataset`.
+        build, path, policy, fingerprint, save, load, format, finish, digest: see `ReuseDataset`.
         size: the number of samples, if indices are to be checked against it.
         num_workers: how many build at a time; 0 builds in the consumer.
         in_order: False delivers what is ready first. Resuming stays exact.
@@ -57,6 +58,7 @@ class ReuseMapper(BaseNode[Any]):
     SOURCE_KEY = "source"
     SKIP_KEY = "skip"
     AHEAD_KEY = "ahead"
+    DIGEST_KEY = "digest"
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class ReuseMapper(BaseNode[Any]):
         load: Load | None = None,
         format: str = "torch",
         finish: Finish | None = None,
+        digest: bool = False,
         num_workers: int = 0,
         in_order: bool = True,
         method: Literal["thread", "process"] = "thread",
@@ -84,6 +87,7 @@ class ReuseMapper(BaseNode[Any]):
         self.source: BaseNode[Any] = instance(BaseNode, "source", source)
         num_workers = int_at_least(0, "num_workers", num_workers)
         self._in_order = instance(bool, "in_order", in_order)
+        self._is_digested = instance(bool, "digest", digest)
         if method not in ("thread", "process"):
             raise ValueError(f"method must be 'thread' or 'process', got {method!r}")
         context = process_context(multiprocessing_context)
@@ -117,6 +121,7 @@ class ReuseMapper(BaseNode[Any]):
         self._ahead = self._pool is not None or self._group > 1
         self._fence: Fence[Running] = Fence()
         self._times: PassTimes | None = None
+        self._digest: Digest | None = None
         self._pulling = threading.Lock()
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -131,7 +136,9 @@ class ReuseMapper(BaseNode[Any]):
             progress = Progress(
                 self.source.state_dict(), state[self.SKIP_KEY], state[self.AHEAD_KEY]
             )
-            before = self._fence.begin(Running(progress))
+            is_whole = initial_state is None or self.DIGEST_KEY in initial_state
+            running = Running(progress, state.get(self.DIGEST_KEY), is_whole)
+            before = self._fence.begin(running)
         if before is not None:
             before.cancel()
 
@@ -151,7 +158,7 @@ class ReuseMapper(BaseNode[Any]):
         running = self._fence.check()
         running.watch.ask()
         try:
-            number, sample = self._from_window(running) if self._ahead else self._alone(running)
+            taken = self._from_window(running) if self._ahead else self._alone(running)
         except Exception:
             raise
         except BaseException as error:
@@ -161,11 +168,14 @@ class ReuseMapper(BaseNode[Any]):
             raise RuntimeError(f"build or source raised {error!r}") from error
         finally:
             self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
+        number, request, sample = taken
+        if self._is_digested:
+            running.add_to_digest(request, sample)
         running.progress.deliver(number)
         running.watch.got()
         return sample
 
-    def _alone(self, running: Running) -> tuple[int, Any]:
+    def _alone(self, running: Running) -> Taken:
         """Pull an item and make its sample here: nothing is pulled that is not taken."""
         if running.current is None:
             running.current = self._pull(running)
@@ -174,9 +184,9 @@ class ReuseMapper(BaseNode[Any]):
         number, request = running.current
         sample = request.deliver(self._fetcher, Miss.ABSENT)
         running.current = None  # only now: after an error it is tried again
-        return number, sample
+        return number, request, sample
 
-    def _from_window(self, running: Running) -> tuple[int, Any]:
+    def _from_window(self, running: Running) -> Taken:
         """Take what is ready, after looking ahead to keep the workers busy."""
         if not running.ready:
             self._fill(running)
@@ -186,7 +196,7 @@ class ReuseMapper(BaseNode[Any]):
             samples = self._samples(unit)
             running.window.remove(unit)
             running.building -= unit.future is not None
-            running.ready.extend(zip(unit.numbers, samples, strict=True))
+            running.ready.extend(zip(unit.numbers, unit.requests, samples, strict=True))
         return running.ready.popleft()
 
     def _fill(self, running: Running) -> None:
@@ -259,6 +269,7 @@ class ReuseMapper(BaseNode[Any]):
         self._fetcher.tally.warn()
         if isinstance(running.error, StopIteration):
             self._times = running.watch.ended(running.epoch)
+            self._digest = running.whole_digest()
             raise StopIteration
         raise running.error
 
@@ -289,11 +300,21 @@ class ReuseMapper(BaseNode[Any]):
                 if self._fence.is_current(running) and running.progress.is_level:
                     running.progress.snapshot(self.source.state_dict())
         source_state, skip, ahead = running.progress.resume()
-        return {self.SOURCE_KEY: source_state, self.SKIP_KEY: skip, self.AHEAD_KEY: ahead}
+        state = {self.SOURCE_KEY: source_state, self.SKIP_KEY: skip, self.AHEAD_KEY: ahead}
+        if self._is_digested:
+            state[self.DIGEST_KEY] = None if running.digest is None else running.digest.words()
+        return state
 
     def stats(self) -> Stats:
         """What was read, built and stored so far, by this process and all workers."""
         return self._fetcher.tally.stats()
+
+    def digest(self) -> str:
+        """A text for the samples of the newest whole pass, as `ReuseDataLoader.digest` has it.
+
+        A pass that was resumed is whole too, if its state was saved with ``digest=True``.
+        """
+        return told(self._is_digested, self._digest)
 
     def close(self) -> None:
         """End the workers, warn of what went wrong, close the store. A reset begins anew."""

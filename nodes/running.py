@@ -1,13 +1,17 @@
 """A pass of ReuseMapper under way: what was pulled from its source and not delivered."""
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import compress
 from typing import Any
 
+from reuseloader.digest import Digest
 from reuseloader.nodes.progress import Progress
 from reuseloader.nodes.worker import Request
 from reuseloader.stats import PassWatch
+
+Taken = tuple[int, Request, Any]  # number, request and result of an item
 
 
 class Unit:
@@ -34,16 +38,31 @@ class Unit:
 class Running:
     """One pass: its progress, and what lies between pulling and delivering."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, digest: Sequence[int] | None, is_whole: bool) -> None:
         self.progress = progress
         self.watch = PassWatch()
         self.epoch = 0  # of what was pulled last
         self.current: tuple[int, Request] | None = None  # what is made without a window
         self.window: deque[Unit] = deque()
         self.building = 0  # units of the window that have a future
-        self.ready: deque[tuple[int, Any]] = deque()
+        self.ready: deque[Taken] = deque()
+        self.digest = None if digest is None else Digest(*digest)  # of what was delivered so far
+        self._is_whole = is_whole  # nothing was delivered before that the digest does not know of
         self.ended = False
         self.error: Exception = StopIteration()
+
+    def add_to_digest(self, request: Request, delivered: Any) -> None:
+        """One more item was delivered; one of another epoch begins anew."""
+        for digest in request.digests(delivered):
+            before = self.digest
+            same = before is not None and before.epoch == digest.epoch
+            self.digest = before + digest if before is not None and same else digest
+
+    def whole_digest(self) -> Digest | None:
+        """Of the pass, now that it has ended; None if a part of it is not known."""
+        if not self._is_whole:
+            return None
+        return self.digest or Digest(self.epoch)
 
     def cancel(self) -> None:
         """Nobody wants what has not been begun."""

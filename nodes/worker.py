@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from reuseloader.codec import Codec, FileCodec
+from reuseloader.digest import Digest
 from reuseloader.fetcher import Fetcher
 from reuseloader.key import ReuseKey
 from reuseloader.mix import mix
@@ -49,6 +50,9 @@ class Request(Protocol):
 
     def deliver(self, fetcher: Fetcher, made: Any) -> Any:
         """The finished result of what a worker made, or of a Miss."""
+
+    def digests(self, delivered: Any) -> list[Digest]:
+        """Of each sample of the finished result."""
 
 
 class BuildRequest:
@@ -99,6 +103,10 @@ class BuildRequest:
         if isinstance(made, Miss):
             return fetcher.deliver(self.key)
         return fetcher.finished(self.key, made)
+
+    def digests(self, delivered: Any) -> list[Digest]:
+        """Of its sample."""
+        return [Digest.of(self.key, delivered)]
 
     def _build(self, fetcher: Fetcher) -> tuple[Any, bool]:
         sample = fetcher.make(self.key, self.why)
@@ -162,6 +170,12 @@ class BatchRequest(NamedTuple):
                 part.deliver(fetcher, sample) for part, sample in zip(self.parts, made, strict=True)
             ]
         return made
+
+    def digests(self, delivered: Any) -> list[Digest]:
+        """Of each sample of the list."""
+        return [
+            Digest.of(part.key, sample) for part, sample in zip(self.parts, delivered, strict=True)
+        ]
 
 
 _STORED = "stored"  # in a list's parcel: a sample that was there already

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from reuseloader.codec import Load, Save
 from reuseloader.dataset import ReuseDataset, of_another_loader
+from reuseloader.digest import Digest, told
 from reuseloader.epochs import EpochClock
 from reuseloader.errors import StateMismatchError, warn
 from reuseloader.fetcher import Build, Finish, StorePath
@@ -27,7 +28,7 @@ class ReuseDataLoader(DataLoader[Any]):
     stay in their own epoch (with ``persistent_workers`` there is one at a time, as in DataLoader).
 
     Args:
-        build, size, path, fingerprint, save, load, format, finish: see `ReuseDataset`.
+        build, size, path, fingerprint, save, load, format, finish, digest: see `ReuseDataset`.
         lifetime, seed, balanced: see `ReusePolicy`.
         start_epoch: the epoch of the first pass; a resumed run gives the one it stopped in.
         rank, world_size, placement: see `ReuseSampler`; for the loader's own order only.
@@ -62,6 +63,7 @@ class ReuseDataLoader(DataLoader[Any]):
         load: Load | None = None,
         format: str = "torch",
         finish: Finish | None = None,
+        digest: bool = False,
         balanced: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
@@ -97,6 +99,7 @@ class ReuseDataLoader(DataLoader[Any]):
                 load=load,
                 format=format,
                 finish=finish,
+                digest=digest,
             )
             dataset._join(self._clock)
         # what a trainer looks for to make this loader anew
@@ -129,6 +132,7 @@ class ReuseDataLoader(DataLoader[Any]):
             batched=self.batch_sampler is not None,
         )
         self._times: PassTimes | None = None
+        self._digest: Digest | None = None
         self._newest: object = None  # stands for the newest pass, and does not keep it alive
 
     @property
@@ -149,6 +153,18 @@ class ReuseDataLoader(DataLoader[Any]):
     def stats(self) -> Stats:
         """What was read, built and stored so far, by this process and all workers."""
         return self.dataset.stats()
+
+    def digest(self) -> str:
+        """A text for the samples of the newest pass that was delivered whole.
+
+        It equals that of another pass of the same epoch exactly if the same samples were delivered,
+        in whatever order, with the same content; in whatever batches, by whatever workers, by this
+        or by `reuseloader.nodes`.
+
+        Raises:
+            ReuseError: ``digest=True`` was not given, or there was no such pass.
+        """
+        return told(self.dataset._digests is not None, self._digest)
 
     def set_epoch(self, epoch: int) -> None:
         """Give the next pass this epoch; the same on ``loader.sampler`` and ``loader.dataset``."""
@@ -174,8 +190,10 @@ class ReuseDataLoader(DataLoader[Any]):
                     set_epoch(self._clock.next_epoch)  # which may come back to the clock
         epoch = self._clock.begin(this)
         self._newest = this
+        digests = self.dataset._digests
+        before = None if digests is None else digests.begin(epoch)
         try:
-            return _LoaderPass(self, this, epoch, super().__iter__())
+            return _LoaderPass(self, this, epoch, before, super().__iter__())
         except Exception as error:
             self._clock.end(this)
             if self.num_workers > 0:
@@ -214,11 +232,20 @@ class ReuseDataLoader(DataLoader[Any]):
 class _LoaderPass(Iterator[Any]):
     """DataLoader's iterator of one pass; tells the loader when the pass is over."""
 
-    def __init__(self, loader: ReuseDataLoader, this: object, epoch: int, batches: Any) -> None:
+    def __init__(
+        self,
+        loader: ReuseDataLoader,
+        this: object,
+        epoch: int,
+        before: Digest | None,
+        batches: Any,
+    ) -> None:
         self._loader = loader
         self._this = this
         self._epoch = epoch
+        self._before = before
         self._batches = batches
+        self._drawn = loader._pass_order.drawn
         self._is_new = True
         self._watch = PassWatch()
 
@@ -237,10 +264,18 @@ class _LoaderPass(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self._loader._times = self._watch.ended(self._epoch)
+            self._loader._digest = self._whole_digest()
             self._end()
             raise
         self._watch.got()
         return batch
+
+    def _whole_digest(self) -> Digest | None:
+        digests = self._loader.dataset._digests
+        if digests is None or self._before is None:
+            return None
+        digest = digests.of(self._epoch) - self._before
+        return digest if digest.count == self._drawn.count else None
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -10,6 +10,12 @@ from reuseloader.order import paired
 from reuseloader.sampler import ReuseSampler
 
 
+class Drawn:
+    """How many samples a pass has asked for."""
+
+    count = 0
+
+
 class PassOrder:
     """What a pass draws from: indices or batches of them, each paired with the pass's epoch.
 
@@ -36,11 +42,21 @@ class PassOrder:
         self._inner = inner
         self._clock = clock
         self._batched = batched
+        self.drawn = Drawn()  # of the newest pass
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
+        self.drawn = Drawn()
+        return self._counting(self.drawn, self._begun())
+
+    def _counting(self, drawn: Drawn, items: Iterator[Any]) -> Iterator[Any]:
+        for item in items:
+            drawn.count += len(item) if self._batched else 1
+            yield item
+
+    def _begun(self) -> Iterator[Any]:
         epoch = self._clock.epoch
         if self._own is None:
             return self._theirs(epoch)

@@ -67,9 +67,8 @@ class TensorsCodec:
         try:
             return encoded(sample)
         except UnsupportedError as error:
-            place, _ = smallest_failing(sample, encoded, _parts)
             raise TypeError(
-                f"format='tensors' cannot store {place}: {error}. "
+                f"format='tensors' cannot store {unsupported_place(sample)}: {error}. "
                 f"Convert it in build, or use format='torch'"
             ) from None
 
@@ -86,6 +85,11 @@ class TensorsCodec:
 
 class UnsupportedError(TypeError):
     """Something that this format does not store."""
+
+
+def unsupported_place(sample: Any) -> str:
+    """Where in a sample the innermost part lies that `encoded` does not take."""
+    return smallest_failing(sample, encoded, _parts)[0]
 
 
 def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
