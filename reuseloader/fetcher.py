@@ -228,8 +228,8 @@ def _checked_build(build: Any) -> Build:
         )
     if isinstance(build, Dataset):
         raise TypeError(
-            f"build must be a function of a key, got the Dataset {build!r}: pass a function such "
-            f"as `def build(key): return dataset[key.index]`"
+            f"build must be a function of a key, got the Dataset {build!r}: pass "
+            f"FromDataset(dataset), which builds its items seeded by the key"
         )
     if not callable(build):
         raise TypeError(f"build must be callable, got {build!r}")
