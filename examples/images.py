@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from typing import Any
 import kornia.augmentation as K  # noqa: N812  # its documentation calls it so
 import matplotlib as mpl
 import numpy as np
+import sklearn
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -43,8 +43,9 @@ from reuseloader.nodes import ReuseMapper, ReuseSampler
 
 TILE, SIDE = 128, 96  # pixels along the side of a tile's file, and of a sample
 PHOTOS = [
-    *(files("sklearn.datasets.images") / name for name in ("china.jpg", "flower.jpg")),
-    Path(mpl.get_data_path(), "sample_data", "grace_hopper.jpg"),
+    Path(sklearn.__file__).parent / "datasets" / "images" / "china.jpg",
+    Path(sklearn.__file__).parent / "datasets" / "images" / "flower.jpg",
+    Path(mpl.get_data_path()) / "sample_data" / "grace_hopper.jpg",
 ]
 
 
@@ -82,7 +83,7 @@ def cut(folder: Path) -> tuple[list[Path], list[Path]]:
     """Write the tiles of all photos; returns those left and those right of 60 % of the width."""
     left, right = [], []
     for label, path in enumerate(PHOTOS):
-        with Image.open(str(path)) as photo:
+        with Image.open(path) as photo:
             border = photo.width * 3 // 5
             columns = *range(0, border - TILE + 1, 24), *range(border, photo.width - TILE + 1, 24)
             for x, y in product(columns, range(0, photo.height - TILE + 1, 24)):
