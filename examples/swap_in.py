@@ -4,13 +4,13 @@
 
 `ordinary` is the usual graph over a map-style dataset: a random sampler, a ParallelMapper that
 calls ``dataset[index]``, then batches and prefetching. `reusing` is the same graph with WithEpoch
-around the index node and ReuseMapper in the place of ParallelMapper.
+around the index node, and ReuseMapper with ``FromDataset(dataset)`` in the place of ParallelMapper.
 
 The dataset turns scikit-learn's real digits into distance fields, which takes some milliseconds
 each and involves no chance. So the two graphs must deliver the same stream bit for bit at any
-lifetime; this is checked, and the time of every epoch is shown. (Where a preparation is random, let
-``build`` draw from ``key.rng()`` or ``key.generator()``. The indices and labels are still those of
-the ordinary graph then, and each sample varies from one generation to the next.)
+lifetime; this is checked, and the time of every epoch is shown. (A dataset that draws from the
+global random states is seeded by FromDataset. The indices and labels are still those of the
+ordinary graph then, and each sample varies from one generation to the next.)
 
 At last a run is stopped in the middle of an epoch, its state goes through JSON, and a new graph
 goes on from there; what it delivers must equal the rest of the run that was never stopped.
@@ -42,7 +42,7 @@ from torchdata.nodes import (
     SamplerWrapper,
 )
 
-from reuseloader import ReuseKey, ReusePolicy
+from reuseloader import FromDataset, ReusePolicy
 from reuseloader.nodes import ReuseMapper, WithEpoch
 
 SIDE = 24  # pixels along the side of a distance field
@@ -104,21 +104,14 @@ DATASET = DistanceFields()  # at module level, so that worker processes of any s
 def ordinary(args: argparse.Namespace) -> ParallelMapper[Sample]:
     """From the sampler to the samples, without reuse."""
     indices = SamplerWrapper(EpochSampler(args.size, args.seed))
-    return ParallelMapper(
-        indices, DATASET.__getitem__, num_workers=args.workers, method=args.method
-    )
-
-
-def build(key: ReuseKey) -> Sample:
-    """What ReuseMapper calls for a sample that is not stored."""
-    return DATASET[key.index]
+    return ParallelMapper(indices, DATASET.__getitem__, num_workers=args.workers, method="process")
 
 
 def reusing(args: argparse.Namespace, path: Path) -> ReuseMapper:
     """The same with reuse."""
     indices = WithEpoch(SamplerWrapper(EpochSampler(args.size, args.seed)))
     return ReuseMapper(
-        indices, build, path, args.policy, num_workers=args.workers, method=args.method
+        indices, FromDataset(DATASET), path, args.policy, num_workers=args.workers, method="process"
     )
 
 
@@ -204,12 +197,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5, help="at least 3")
     parser.add_argument("--size", type=int, default=320, help="how many of the digits")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--method", choices=["thread", "process"], default="process")
+    parser.add_argument("--workers", type=int, default=2, help="processes, at least 1")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     args = parser.parse_args()
     if args.epochs < 3:
         parser.error(f"--epochs must be at least 3, got {args.epochs}")
+    if args.workers < 1:
+        parser.error(f"--workers must be at least 1, got {args.workers}")
     args.policy = ReusePolicy(args.lifetime, args.seed)
     return args
 

@@ -6,6 +6,7 @@ the side of `torch.utils.data.DataLoader`.
 
 from reuseloader.dataset import ReuseDataset
 from reuseloader.errors import ReuseError, ReuseWarning, StateMismatchError
+from reuseloader.from_dataset import FromDataset
 from reuseloader.key import ReuseKey
 from reuseloader.lmdb_store import LMDBStore
 from reuseloader.loader import ReuseDataLoader
@@ -14,6 +15,7 @@ from reuseloader.policy import ReusePolicy
 from reuseloader.sampler import ReuseSampler
 
 __all__ = [
+    "FromDataset",
     "IndexEpoch",
     "LMDBStore",
     "ReuseDataLoader",

@@ -24,7 +24,9 @@ class ReuseDataset(Dataset[Any]):
 
     Args:
         build: ``build(key) -> sample``, called with the `ReuseKey` of the first use.
-            Its randomness must come from the key: ``key.generator()``, ``key.rng()``, ``key.seed``.
+            Its randomness must come from the key: ``key.generator()``, ``key.rng()``, ``key.seed``,
+            or for what knows global states alone a ``with key.seeded()``. `FromDataset` makes one
+            of a dataset.
         size: the number of samples; indices are 0 .. size - 1.
         path: a directory of this dataset's own, made if it is not there; or a store.
         policy: the rule of reuse.
@@ -36,7 +38,8 @@ class ReuseDataset(Dataset[Any]):
             ``"tensors"``: several times as fast, without pickle, for nested dict, list and tuple of
             tensors, NumPy arrays, str, bytes, int, float, bool and None; see `reuseloader.tensors`.
         finish: ``finish(sample, key) -> sample``, a cheap random last part run at every use with
-            the key of that use, never stored.
+            the key of that use, never stored. The sample is its own, to be changed in place too: of
+            what ``build`` returns it gets a deep copy, in which each tensor is a leaf.
         digest: whether `digest` is to be had; costs about a tenth of a millisecond per megabyte.
 
     Raises:

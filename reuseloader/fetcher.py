@@ -28,7 +28,7 @@ from reuseloader.record import (
     seal,
     unseal,
 )
-from reuseloader.sample import require_cpu
+from reuseloader.sample import private, require_cpu
 from reuseloader.store import Bookkeeper, DirectoryStore, Store
 from reuseloader.tally import Kind, Miss, Tally
 from reuseloader.tensors import TensorsCodec
@@ -154,7 +154,8 @@ class Fetcher:
     def _build(self, first: ReuseKey) -> Any:
         sample = self.build(first)
         require_cpu(sample)
-        return sample
+        # build may return memory that it keeps, such as a row of a dataset's tensor
+        return sample if self.finish is None else private(sample)
 
     def keep(self, key: ReuseKey, sample: Any) -> bool:
         """Store a built sample unless this is its last use; return whether it is stored."""
@@ -253,8 +254,8 @@ def _checked_build(build: Any) -> Build:
         )
     if isinstance(build, Dataset):
         raise TypeError(
-            f"build must be a function of a key, got the Dataset {build!r}: pass a function such "
-            f"as `def build(key): return dataset[key.index]`"
+            f"build must be a function of a key, got the Dataset {build!r}: pass "
+            f"FromDataset(dataset), which builds its items seeded by the key"
         )
     if not callable(build):
         raise TypeError(f"build must be callable, got {build!r}")

@@ -1,11 +1,14 @@
 """The key of one use of one sample: what `build` and `finish` receive."""
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from reuseloader.mix import mix
+from reuseloader.seeding import global_states
+from reuseloader.validate import exact_int
 
 
 class ReuseKey(NamedTuple):
@@ -46,3 +49,21 @@ class ReuseKey(NamedTuple):
     def rng(self) -> np.random.Generator:
         """A fresh `numpy.random.default_rng` seeded with ``seed``."""
         return np.random.default_rng(self.seed)
+
+    def seeded(self, seed: int | None = None) -> AbstractContextManager[None]:
+        """A block in which the global random states are seeded, for libraries that know no others.
+
+        These are the states of `random`, of NumPy (``np.random.rand()`` and the like) and of torch
+        on the CPU, each seeded with a hash of its own of ``seed``, by default the key's, which is
+        that of `generator` and `rng`. After the block they are as they were before, also if it
+        raises; blocks may be nested. Generators of other devices are left alone.
+
+        In `finish` say ``key.seeded(key.use_seed)``: the key's ``seed`` would give the same at
+        every use, and just what `build` drew. (That ``use_seed`` is no default for both has the
+        same reason: at a sample's first use, finish would draw what build drew.)
+
+        Raises:
+            RuntimeError: on entry, where this is not the main thread of its process. Workers of a
+                DataLoader and of ``ReuseMapper(method="process")`` build in theirs.
+        """
+        return global_states(self.seed if seed is None else exact_int("seed", seed))

@@ -1,21 +1,57 @@
 """What holds of every sample, whatever its codec."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+
+from reuseloader.raised import add_note
 
 
 def require_cpu(sample: Any) -> None:
     """TypeError if a tensor anywhere in ``sample`` is not on the CPU."""
-    for place, tensor in _tensors(sample):
-        if tensor.device.type != "cpu":
+    for place, value in _arrays(sample):
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             raise TypeError(
                 f"build must return tensors on the CPU, but {place} is on device "
-                f"{str(tensor.device)!r}. Move it after loading, in the training loop"
+                f"{str(value.device)!r}. Move it after loading, in the training loop"
             )
+
+
+def private(sample: Any) -> Any:
+    """A deep copy of ``sample``, which shares no memory with it.
+
+    A view of a big tensor costs its own size. A tensor is the leaf of its graph that it is when
+    read back, with ``requires_grad`` as it was. What `copy.deepcopy` does not take (a lock, an open
+    file) is its error, with a note on where it is.
+    """
+    try:
+        return _private(sample)
+    except Exception as error:
+        place, value = smallest_failing(sample, _private)
+        kind = type(value).__qualname__
+        add_note(error, f"finish gets a copy of the sample; {place}, of type {kind}, has none")
+        raise
+
+
+def _private(sample: Any) -> Any:
+    values = [value for _, value in _arrays(sample)]  # held here, as a memo goes by their ids
+    memo: dict[int, Any] = {}
+    for value in values:
+        # deepcopy would copy all the memory that a tensor looks at a part of, refuse one with a
+        # history, and keep an array's order of axes, which no stored array does
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            memo[id(value)] = value.copy(order="C")
+        elif isinstance(value, torch.Tensor):
+            clone = value.detach().clone().requires_grad_(value.requires_grad)
+            if type(clone) is type(value):
+                memo[id(value)] = clone
+                clone.__dict__.update(copy.deepcopy(vars(value), memo))
+    return copy.deepcopy(sample, memo)
 
 
 Parts = Callable[[str, Any], Iterator[tuple[str, Any]]]
@@ -55,13 +91,13 @@ def smallest_failing(
     return place, value
 
 
-def _tensors(sample: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in the sample, with its place; a sample may share parts or contain itself."""
+def _arrays(sample: Any) -> Iterator[tuple[str, Any]]:
+    """Every tensor and array in a sample, with its place; it may share parts or contain itself."""
     todo = [("sample", sample)]
     seen = set()
     while todo:
         place, value = todo.pop()
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, np.ndarray)):
             yield place, value
         elif id(value) not in seen:
             seen.add(id(value))

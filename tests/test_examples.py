@@ -4,6 +4,7 @@ Warnings are errors there too. Nothing here depends on how long anything takes.
 """
 
 import argparse
+import functools
 import importlib.util
 import re
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import bits
+
+from reuseloader import FromDataset, ReusePolicy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,7 +38,7 @@ def output_of(name: str, *arguments: str | Path, cwd: Path) -> str:
 def test_every_example_is_tested_here():
     """No example without a test."""
     tested = {"curriculum.py", "ddp.py", "digits.py", "swap_in.py", "varlen.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested | {"images.py", "volumes.py"}
 
 
 SMALL_DIGITS = ("--epochs", "3", "--train-size", "40", "--batch-size", "8")
@@ -113,6 +117,30 @@ def test_varlen_learns_from_padded_batches(tmp_path):
     assert low < high
     assert "nodes and ReuseDataLoader: equal batches in all 5 epochs" in output
     assert re.search(r"test accuracy: [\d.]+ % of 1297 digits", output)
+
+
+@pytest.mark.parametrize("name", ["images", "volumes"])
+def test_other_libraries_build_as_often_as_the_rule_says(name, tmp_path):
+    """A row for each lifetime, with the builds and hits of the closed form."""
+    output = output_of(f"{name}.py", "--epochs", "2", "--size", "8", cwd=tmp_path)
+    rows = [line.split() for line in output.splitlines() if re.match(r" +\d", line)]
+    assert [(row[0], row[3], row[4]) for row in rows] == [("1", "16", "0"), ("4", "10", "6")]
+    assert re.search(r"a steady epoch at lifetime 4 costs [\d.]+ of one without reuse", output)
+
+
+@pytest.mark.parametrize("name", ["images", "volumes"])
+def test_what_other_libraries_build_depends_on_the_key_alone(name, tmp_path):
+    """Kornia and TorchIO give the same for the same key, and another for another one."""
+    example = load(name)
+    if name == "images":
+        tiles = example.Tiles(example.cut(tmp_path)[0][:3], augment=True)
+        build = FromDataset(tiles)
+    else:
+        build = functools.partial(example.build, log=tmp_path / "log")
+    policy = ReusePolicy(2, 7)
+    once, again, other = (build(policy.key(2, epoch)) for epoch in (0, 1, 2))
+    assert bits(once) == bits(again)
+    assert bits(once) != bits(other)
 
 
 def load(name: str) -> Any:

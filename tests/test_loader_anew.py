@@ -158,14 +158,25 @@ def test_a_sharded_loader_keeps_its_share(store):
 
 
 def test_arguments_are_attributes(store):
-    """Every argument by name is kept as it was given."""
+    """Every argument by name is kept as it was given, but digest: the dataset has that."""
     given = {"fingerprint": "f", "format": "tensors", "balanced": False, "start_epoch": 4}
     loader = loader_of(store, **given)
     named = inspect.signature(ReuseDataLoader).parameters
     wanted = {name: p.default for name, p in named.items() if p.kind is not p.VAR_KEYWORD}
     wanted |= {"build": index_of, "size": SIZE, "path": store, "lifetime": 3, "seed": 5}
     wanted |= {"finish": with_epoch, **given}
+    del wanted["digest"]
     assert {name: getattr(loader, name) for name in wanted} == wanted
+
+
+def test_the_new_loader_has_a_digest_too(store):
+    """Of the same samples."""
+    loader = loader_of(store, digest=True, finish=lambda sample, key: (sample, key.epoch))
+    list(loader)
+    new = anew(loader, sampler=None, batch_sampler=BatchSampler(loader.sampler, 2, drop_last=False))
+    new.set_epoch(0)
+    list(new)
+    assert new.digest() == loader.digest()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,6 +1,6 @@
 """What a type checker must see in the public API: ``mypy --strict tests/typing/api.py``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, assert_type
 
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetcher
 
 from reuseloader import (
+    FromDataset,
     IndexEpoch,
     LMDBStore,
     ReuseDataLoader,
@@ -36,12 +37,15 @@ def build(key: ReuseKey) -> torch.Tensor:
     assert_type(key.use_seed, int)
     assert_type(key.rng(), np.random.Generator)
     assert_type(key.generator(), torch.Generator)
+    with key.seeded() as nothing:
+        assert_type(nothing, None)
     return torch.rand(3, generator=key.generator())
 
 
 def finish(sample: torch.Tensor, key: ReuseKey) -> torch.Tensor:
     """Add a cheap random last part."""
-    return sample + key.use
+    with key.seeded(key.use_seed):
+        return sample + torch.rand(3)
 
 
 def save(sample: torch.Tensor, file: BinaryIO) -> None:
@@ -107,6 +111,8 @@ dataset[[pair, pair]]
 with ReuseDataset(Build(), 10, Records(), policy, format="torch") as entered:
     assert_type(entered, ReuseDataset)
 ReuseDataset(build, 10, LMDBStore(Path("store")), policy)
+ReuseDataset(FromDataset([1, 2, 3]), 3, "store", policy)
+from_dataset: Callable[[ReuseKey], Any] = FromDataset(dataset)
 dataset.close()
 
 # the sampler
