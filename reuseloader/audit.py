@@ -75,4 +75,6 @@ def _check_sample(store: Listed, name: str, index: int, found: Audit) -> None:
 
 def reason(error: DamagedError | OSError) -> str:
     """What is wrong with a sample that ``error`` was raised for, without the path."""
+    if isinstance(error, FileNotFoundError):  # to a store no file is no error
+        return "a link to nothing"
     return getattr(error, "strerror", None) or str(error)

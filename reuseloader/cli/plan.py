@@ -78,7 +78,7 @@ def _facts(args: argparse.Namespace) -> dict[str, Any]:
         "share": total / (size * epochs),
     }
     if args.batch_size is not None:
-        fewest, most = _builds_of_batches(args.batch_size, lifetime)
+        fewest, most = _builds_of_batches(args.batch_size, lifetime, size)
         facts["batch"] = {"size": args.batch_size, "fewest_builds": fewest, "most_builds": most}
     if args.bytes_per_sample is not None:
         at_last_use = size // lifetime  # in epoch 0, those that no later one uses
@@ -91,13 +91,15 @@ def _facts(args: argparse.Namespace) -> dict[str, Any]:
     return facts
 
 
-def _builds_of_batches(batch_size: int, lifetime: int) -> tuple[int, int]:
-    """Fewest and most builds of a batch from epoch 1 on, in balanced order.
+def _builds_of_batches(batch_size: int, lifetime: int, size: int) -> tuple[int, int]:
+    """Fewest and most builds of a batch from epoch 1 on, in balanced order, but for the last batch.
 
     Every block of ``lifetime`` positions has one, anywhere in it. A batch has those of the blocks
     that it covers, and may have those of the blocks that it cuts. Batches begin at all multiples of
     ``step`` within a block.
     """
+    if lifetime >= size:  # an epoch has one, or none
+        return 0, 1
     step = gcd(batch_size, lifetime)
     if step == lifetime:
         return batch_size // lifetime, batch_size // lifetime
@@ -125,7 +127,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"{facts['share']:.1%}",
     ]
     if "batch" in facts:
-        lines += _batch_lines(facts["batch"], facts["lifetime"])
+        lines += _batch_lines(facts["batch"], facts["lifetime"], size)
     if "stored" in facts:
         stored = facts["stored"]
         lines.append(
@@ -135,13 +137,13 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _batch_lines(batch: dict[str, int], lifetime: int) -> list[str]:
+def _batch_lines(batch: dict[str, int], lifetime: int, size: int) -> list[str]:
     fewest, most = batch["fewest_builds"], batch["most_builds"]
     number = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     lines = [
-        f"a batch of {batch['size']:,} builds {number} from epoch 1 on "
-        f"(balanced order; the last batch of an epoch may differ)"
+        f"a batch of {batch['size']:,} builds {number} samples from epoch 1 on "
+        f"(in balanced order; the last batch of an epoch may differ)"
     ]
-    if fewest != most:
+    if fewest != most and lifetime < size:
         lines.append(f"a multiple of {lifetime:,} would build equally many in every batch")
     return lines

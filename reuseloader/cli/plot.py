@@ -23,26 +23,29 @@ def draw_plan(facts: dict[str, Any], path: str) -> None:
             raise
         reason = "--png needs matplotlib: pip install reuseloader[examples]"
         raise CommandError(reason) from error
-    size, lifetime, epochs = facts["size"], facts["lifetime"], range(facts["epochs"])
+    size, epochs = facts["size"], facts["epochs"]
+    name = f"lifetime {facts['lifetime']:,}"
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     figure.suptitle(
-        f"{size:,} samples, lifetime {lifetime:,}: {facts['share']:.1%} of the builds "
-        f"in {len(epochs):,} epochs",
-        fontsize=12,
+        f"{size:,} samples, {name}: {facts['share']:.1%} of the builds in {epochs:,} epochs"
     )
     each, all_ = figure.subplots(1, 2)
-    each.bar(epochs, facts["builds"], width=0.8, color=_REUSE, label=f"lifetime {lifetime:,}")
+    edges = [epoch - 0.5 for epoch in range(epochs + 1)]
+    each.stairs(facts["builds"], edges, fill=True, color=_REUSE, label=name)
     each.axhline(size, color=_PLAIN, linestyle="--", label="without reuse")
     each.set_title("builds per epoch", fontsize=11)
-    ends = range(1, len(epochs) + 1)
-    all_.plot(
-        ends, [size * end for end in ends], color=_PLAIN, linestyle="--", label="without reuse"
-    )
-    total = list(accumulate(facts["builds"]))
-    all_.plot(ends, total, color=_REUSE, linewidth=2, label=f"lifetime {lifetime:,}")
-    all_.set_title("builds in all", fontsize=11)
     each.set_xlabel("epoch")
+    done = range(epochs + 1)
+    all_.plot(done, [size * end for end in done], color=_PLAIN, linestyle="--")
+    all_.plot(done, [0, *accumulate(facts["builds"])], color=_REUSE, linewidth=2)
+    for builds, colour in (("builds_without_reuse", _PLAIN), ("total_builds", _REUSE)):
+        end = (epochs, facts[builds])
+        all_.annotate(f" {facts[builds]:,}", end, color=colour, va="center", annotation_clip=False)
+    all_.set_title("builds in all", fontsize=11)
     all_.set_xlabel("epochs done")
+    all_.set_xlim(0, epochs)
+    each.set_xlim(-0.5, epochs - 0.5)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     for axes in (each, all_):
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -50,5 +53,4 @@ def draw_plan(facts: dict[str, Any], path: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
-        axes.legend(frameon=False)
     figure.savefig(path, format="png", dpi=150)

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> Outcome:
     if not args.dry_run and due.records:
         _remove(args, due)
         lines.append(due.result())
+        if is_lmdb(args.directory):
+            lines.append("its file keeps its size: what is free in it is used again")
     return Outcome(due.facts(), lines, is_wrong=bool(due.left))
 
 

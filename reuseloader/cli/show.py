@@ -19,18 +19,12 @@ from reuseloader.cli.words import (
     shown,
     size_text,
     stamp_facts,
+    table,
     whole_number,
 )
-from reuseloader.codec import torch_load
+from reuseloader.codec import FileCodec
 from reuseloader.raised import describe
-from reuseloader.record import (
-    TRAILER_SIZE,
-    Buffer,
-    DamagedError,
-    Stamp,
-    announced_stamp,
-    read_stamp,
-)
+from reuseloader.record import TRAILER_SIZE, DamagedError, announced_stamp, read_stamp
 from reuseloader.tensors import TensorsCodec
 
 _EXAMPLES = """examples:
@@ -60,104 +54,44 @@ def run(args: argparse.Namespace) -> Outcome:
     """The record of ``args.index`` in the store of ``args.directory``."""
     store = look(args.directory)
     try:
-        return _shown(store, args.index, unpickle=args.unpickle)
+        facts = _facts(store, args.index, unpickle=args.unpickle)
     finally:
         store.close()
+    return Outcome(facts, _lines(facts), is_wrong=facts["trouble"] is not None)
 
 
-def _shown(store: StoreOnDisk, index: int, *, unpickle: bool) -> Outcome:
-    place = place_of(store, index)
-    facts: dict[str, Any] = {"place": place, "index": index}
-    lines = [shown(place)]
-    trouble, record = _read(store, index)
-    if trouble is None and record is None:
-        raise CommandError(f"no sample of index {index} is stored in {store.path}")
-    if record is not None:
-        facts |= {"bytes": len(record), "payload_bytes": max(0, len(record) - TRAILER_SIZE)}
-    stamp = _stamp(record)
-    if record is not None and trouble is None:
-        trouble = _trouble(record)
-    facts |= {"sound": trouble is None, "trouble": trouble}
-    facts["stamp"] = stamp and stamp_facts(stamp)
-    lines.append("sound: its checksums are right" if trouble is None else f"damaged: {trouble}")
-    if record is not None:
-        size = facts["payload_bytes"]
-        lines.append(f"payload {size_text(size)} ({size:,} bytes)")
-    if stamp is not None:
-        lines += _stamp_lines(stamp)
-    if record is not None and stamp is not None and trouble is None:
-        payload = memoryview(record)[:-TRAILER_SIZE]
-        trouble = _add_sample(facts, lines, payload, format_of(stamp.codec), unpickle=unpickle)
-    return Outcome(facts, lines, is_wrong=trouble is not None)
-
-
-def _read(store: StoreOnDisk, index: int) -> tuple[str | None, Buffer | None]:
+def _facts(store: StoreOnDisk, index: int, *, unpickle: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = {"place": place_of(store, index), "index": index, "trouble": None}
     try:
-        return None, store.read(index)
-    except OSError as error:
-        return reason(error), None
-
-
-def _stamp(record: Buffer | None) -> Stamp | None:
-    """What the trailer says, if it is sound, whatever lies before it."""
-    if record is None:
-        return None
-    try:
-        return announced_stamp(record[-TRAILER_SIZE:], len(record))
-    except DamagedError:
-        return None
-
-
-def _trouble(record: Buffer) -> str | None:
-    try:
+        record = store.read(index)
+        if record is None:
+            raise CommandError(f"no sample of index {index} is stored in {store.path}")
+        facts["bytes"] = len(record)
+        stamp = announced_stamp(record[-TRAILER_SIZE:], len(record))
+        facts["stamp"] = stamp_facts(stamp)
+        facts["payload_bytes"] = len(record) - TRAILER_SIZE
         read_stamp(record)
-    except DamagedError as error:
-        return reason(error)
-    return None
+    except (DamagedError, OSError) as error:
+        facts["trouble"] = f"damaged: {reason(error)}"
+    else:
+        payload = memoryview(record)[:-TRAILER_SIZE]
+        facts |= _content(payload, format_of(stamp.codec), unpickle=unpickle)
+    return facts
 
 
-def _stamp_lines(stamp: Stamp) -> list[str]:
-    return [
-        f"format {format_of(stamp.codec)} (codec {stamp.codec:#010x})",
-        f"generation {stamp.generation:,}, lifetime {stamp.lifetime:,}, seed {stamp.seed}",
-        f"fingerprint {fingerprint_text(stamp.fingerprint.hex())}",
-    ]
-
-
-def _add_sample(
-    facts: dict[str, Any],
-    lines: list[str],
-    payload: memoryview,
-    format: str,
-    *,
-    unpickle: bool,
-) -> str | None:
-    """Add what can be said of the sample; return what went wrong, if anything."""
+def _content(payload: memoryview, format: str, *, unpickle: bool) -> dict[str, Any]:
+    """What can be said of the sample of a sound record."""
     if unpickle and format != TORCH:
         raise CommandError(f"--unpickle is for the default format; this one is {format}")
     if format == CUSTOM:
-        return None
+        return {}
     if format == TORCH and not unpickle:
-        members = _zip_members(payload)
-        facts["members"] = members
-        lines += ["", "members of its zip file (--unpickle shows the sample, and may run code):"]
-        rows = (f"{shown(name)}  {size_text(size)}" for name, size in members.items())
-        lines += first_of(rows, len(members))
-        return None
+        return {"members": _zip_members(payload)}
     try:
-        sample = TensorsCodec().decode(payload) if format == TENSORS else _unpickled(payload)
-    except Exception as error:  # whatever unpickling raises
-        trouble = " ".join(describe(error).split())
-        facts["trouble"] = trouble
-        lines += ["", f"it cannot be loaded: {shown(trouble)}"]
-        return trouble
-    facts["sample"] = parts_in(sample)
-    lines += ["", *part_lines(facts["sample"])]
-    return None
-
-
-def _unpickled(payload: memoryview) -> Any:
-    return torch_load(io.BytesIO(payload))
+        decode = TensorsCodec().decode if format == TENSORS else FileCodec().decode
+        return {"sample": parts_in(decode(payload))}
+    except Exception as error:  # unpickling raises whatever it likes
+        return {"trouble": f"cannot be loaded: {' '.join(describe(error).split())}"}
 
 
 def _zip_members(payload: memoryview) -> dict[str, int]:
@@ -167,3 +101,34 @@ def _zip_members(payload: memoryview) -> dict[str, int]:
             return {info.filename: info.file_size for info in archive.infolist()}
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return {}
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    lines = [
+        shown(facts["place"]),
+        shown(facts["trouble"] or "sound: its checksums are right"),
+    ]
+    if "stamp" in facts:
+        stamp = facts["stamp"]
+        lines += [
+            f"payload {facts['payload_bytes']:,} bytes, trailer {TRAILER_SIZE}",
+            f"format {stamp['format']}, codec {stamp['codec']:#010x}",
+            f"generation {stamp['generation']:,}, lifetime {stamp['lifetime']:,}, "
+            f"seed {stamp['seed']}",
+            f"fingerprint {fingerprint_text(stamp['fingerprint'])}",
+        ]
+        if stamp["format"] == CUSTOM and facts["trouble"] is None:
+            lines += ["", "what the sample holds, only its own load function can tell"]
+    elif "bytes" in facts:
+        lines.append(f"{facts['bytes']:,} bytes")
+    if "members" in facts:
+        members = facts["members"]
+        lines += ["", "in its zip file (--unpickle shows the sample, and runs what code it names):"]
+        rows = [(shown(name), size_text(size)) for name, size in members.items()]
+        lines += first_of(table(rows), len(rows))
+    if "sample" in facts:
+        lines += ["", *part_lines(facts["sample"])]
+    return lines

@@ -107,7 +107,7 @@ def _content(part: dict[str, Any]) -> str:
     if "value" in part and part["type"] != "NoneType":
         value = part["value"]
         cut = "..." if part.get("length", 0) > _LONGEST else ""
-        words.append(f"{value!r}{cut}" if isinstance(value, str) else _short(value))
+        words.append(f"{value!r}{cut}" if part["type"] == "str" else _short(value))
     words += [f"{name} {_short(part[name])}" for name in ("min", "max", "mean") if name in part]
     if "not_finite" in part:
         words.append(f"({part['not_finite']:,} not finite)")
