@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable
 
+from reuseloader.cli.outcome import CommandError
 from reuseloader.lmdb_store import LMDBStore
 from reuseloader.store import DirectoryStore
 
@@ -18,6 +19,8 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 
 def look(directory: str) -> StoreOnDisk:
     """The store that lies in a directory; OSError or ImportError if none can be looked at."""
+    if not directory:
+        raise CommandError("DIR must name a directory, got ''")
     if is_lmdb(directory):
         return LMDBStore.look(directory)
     return DirectoryStore.look(directory)

@@ -19,7 +19,7 @@ def draw_plan(facts: dict[str, Any], path: str) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter, MaxNLocator
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if str(error.name).partition(".")[0] != "matplotlib":
             raise
         reason = "--png needs matplotlib: pip install reuseloader[examples]"
         raise CommandError(reason) from error

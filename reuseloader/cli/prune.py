@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> Outcome:
         lines.append(due.result())
         if is_lmdb(args.directory):
             lines.append("its file keeps its size: what is free in it is used again")
+    lines += due.left_lines()
     return Outcome(due.facts(), lines, is_wrong=bool(due.left))
 
 
@@ -129,9 +130,12 @@ class _Due:
             counts[record.why] += 1
             sizes[record.why] += record.bytes
         rows = [(why, f"{counts[why]:,}", size_text(sizes[why])) for why in counts]
-        lines += [f"  {line}" for line in table(rows)] if rows else []
+        return lines + [f"  {line}" for line in table(rows)]
+
+    def left_lines(self) -> list[str]:
+        lines = []
         if self.left:
-            lines.append(f"left alone: {len(self.left):,}")
+            lines.append(f"left as they are: {len(self.left):,}")
             lines += first_of(
                 (f"{shown(n)}  {why}" for n, why in self.left.items()), len(self.left)
             )
