@@ -53,6 +53,8 @@ def _guarded(
 
 
 def _open_to_look(path: str, guard: int) -> lmdb.Environment:
+    if not os.path.exists(f"{path}/{BOOT}"):
+        _refuse_stale(path)
     with _marker(path, os.O_RDONLY, fcntl.LOCK_SH) as marker:
         if not _is_valid(path, marker):
             _refuse_stale(path)

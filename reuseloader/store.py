@@ -90,7 +90,7 @@ class DirectoryStore:
         """
         store = cls.__new__(cls)
         store.path = absolute(path)
-        os.listdir(store.path)
+        os.scandir(store.path).close()
         return store
 
     def __repr__(self) -> str:

@@ -144,12 +144,16 @@ def break_boot(store):
     (store / BOOT).write_bytes(b"another boot")
 
 
+def without(name):
+    return lambda store: (store / name).unlink()
+
+
 def cut(store):
     with open(store / DATA, "r+b") as file:
         file.truncate(2 * 4096)
 
 
-@pytest.mark.parametrize("damage", [break_boot, cut, lambda store: (store / LOCK).unlink()])
+@pytest.mark.parametrize("damage", [break_boot, cut, without(BOOT), without(LOCK)])
 def test_lmdb_that_a_run_would_begin_anew_is_an_error(damage, store, capsys):
     """What LMDBStore itself would throw away is not looked at, and not thrown away."""
     fill_lmdb(store)
