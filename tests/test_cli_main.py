@@ -61,10 +61,12 @@ def test_wrong_usage_is_one_line(argv, capsys):
 def test_what_is_no_store_is_an_error_with_its_path(command, tmp_path, capsys):
     """A directory that is not there is not made; a file in its place is left alone."""
     missing, file = tmp_path / "missing", tmp_path / "file"
+    odd = tmp_path / "two\nlines"
     file.write_text("a file")
     rest = ON_STORES[command]
     assert_error(cli(capsys, command, missing, *rest), missing, "No such file or directory")
     assert_error(cli(capsys, command, file, *rest), file, "Not a directory")
+    assert_error(cli(capsys, command, odd, *rest), r"two\nlines")
     assert_error(cli(capsys, command, "", *rest), "must name a directory")
     assert names(tmp_path) == ["file"]
     assert file.read_text() == "a file"

@@ -67,6 +67,7 @@ def test_reasons_are_counted(kind, store, capsys):
     assert [entry["index"] for entry in facts["due"].values()] == [3, 4]
     assert "of 4 samples 2 to remove" in text
     assert "index from 4 on" in text
+    assert "indices 4 to 4" in text
     assert facts["removed"] == 0
     assert indices(kind, store) == before == [0, 1, 3, 4]
 

@@ -3,9 +3,10 @@ import pty
 import subprocess
 import sys
 import termios
+from mmap import PAGESIZE
 
 import pytest
-from cli_helpers import DAMAGES, FILL, FORMATS, both, fill, fill_mixed
+from cli_helpers import DAMAGES, FILL, FORMATS, both, fill, fill_lmdb, fill_mixed
 from helpers import FORKS, SIZE, leave_temp
 
 from reuseloader import LMDBStore
@@ -58,6 +59,18 @@ def test_damage_in_lmdb(store, capsys):
     code, text, facts = both(capsys, "verify", store)
     assert (code, list(facts["damaged"])) == (1, ["00000003"])
     assert "00000003  the checksum of its payload differs" in text
+
+
+def test_damage_to_all_of_lmdb(store, capsys):
+    """Where the pages that list the samples changed, the store as a whole is named."""
+    fill_lmdb(store, size=200)
+    data = store / "data.mdb"
+    content = data.read_bytes()
+    data.write_bytes(content[: 2 * PAGESIZE] + bytes(len(content) - 2 * PAGESIZE))
+    code, text, facts = both(capsys, "verify", store)
+    assert code == 1
+    assert list(facts["damaged"]) == [str(store)]
+    assert "damaged as a whole: " in text
 
 
 @pytest.mark.leaves("damage")

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from reuseloader.cli import plan, prune, show, stat, verify
 from reuseloader.cli.outcome import CommandError, Outcome
+from reuseloader.cli.words import shown
 
 COMMANDS = (stat, verify, show, prune, plan)  # modules with `add`
 
@@ -76,5 +77,5 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return f"{shown(error.filename)}: {error.strerror}"
     return " ".join(str(error).split())

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,11 +125,18 @@ class _Due:
             f"{shown(self.path)}: of {number} {len(self.records):,} to remove, "
             f"{size_text(self.bytes)}"
         ]
-        counts, sizes = Counter[str](), Counter[str]()
+        groups = defaultdict(list)
         for record in self.records.values():
-            counts[record.why] += 1
-            sizes[record.why] += record.bytes
-        rows = [(why, f"{counts[why]:,}", size_text(sizes[why])) for why in counts]
+            groups[record.why].append(record)
+        rows = [
+            (
+                why,
+                f"{len(records):,}",
+                size_text(sum(record.bytes for record in records)),
+                f"indices {records[0].index:,} to {records[-1].index:,}",
+            )
+            for why, records in groups.items()
+        ]
         return lines + [f"  {line}" for line in table(rows)]
 
     def left_lines(self) -> list[str]:

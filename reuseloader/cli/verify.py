@@ -1,11 +1,12 @@
 """``reuseloader verify``: read a store whole and name what is damaged."""
 
 import argparse
+import errno
 from dataclasses import asdict
 from typing import Any
 
-from reuseloader.audit import check
-from reuseloader.cli.opened import add_directory, look, watched
+from reuseloader.audit import Audit, check, reason
+from reuseloader.cli.opened import StoreOnDisk, add_directory, look, watched
 from reuseloader.cli.outcome import Outcome
 from reuseloader.cli.words import counted, first_of, shown, size_text
 
@@ -30,6 +31,10 @@ def run(args: argparse.Namespace) -> Outcome:
     store = look(args.directory)
     try:
         found = check(store, watch=watched)
+    except OSError as error:  # of the store itself, not of a sample
+        if error.errno != errno.EIO:
+            raise
+        return _broken(store, reason(error))
     finally:
         store.close()
     damaged = found.damaged
@@ -46,3 +51,12 @@ def run(args: argparse.Namespace) -> Outcome:
     if found.strays:
         lines.append(f"not of ReuseLoader: {len(found.strays):,} (see `reuseloader stat`)")
     return Outcome({"path": store.path, **asdict(found)}, lines, is_wrong=bool(damaged))
+
+
+def _broken(store: StoreOnDisk, why: str) -> Outcome:
+    found = Audit(damaged={store.path: why})
+    lines = [
+        f"{shown(store.path)}: damaged as a whole: {shown(why)}",
+        "its samples cannot even be listed: delete the directory, and a run builds them anew",
+    ]
+    return Outcome({"path": store.path, **asdict(found)}, lines, is_wrong=True)
