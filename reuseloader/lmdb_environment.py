@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import lmdb
 
-from reuseloader.lmdb_start import open_environment
+from reuseloader.lmdb_start import look_at_environment, open_environment
 
 T = TypeVar("T")
 
@@ -28,15 +28,17 @@ class Environment:
     LMDB lets a process neither open one twice, nor move its map while a transaction is open, nor
     use it after a fork. So a process writes once at a time, and reads once at a time, which costs
     little under the GIL; and who holds both locks knows that no transaction is open.
+
+    With ``look`` it is there to read from, and opening it changes nothing.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, look: bool = False) -> None:
         self.users: set[object] = set()
         self.is_broken = False  # and works again once it has been closed and opened
         self._writing = threading.Lock()
         self._reading = threading.Lock()  # the second to take of the two
         self._lmdb: lmdb.Environment | None
-        self._lmdb, self._guard = open_environment(path)
+        self._lmdb, self._guard = look_at_environment(path) if look else open_environment(path)
 
     def _opened(self) -> lmdb.Environment:
         if self._lmdb is None or self.is_broken:

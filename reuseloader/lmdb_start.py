@@ -4,9 +4,10 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import lmdb
 
@@ -27,21 +28,59 @@ def open_environment(path: str) -> tuple[lmdb.Environment, int]:
     told apart, all is synced instead. A file without its lock file, or the other way round, is
     begun anew as well: two processes must not have one without the other in common.
     """
+    return _guarded(_open_alone_or_shared, path)
+
+
+def look_at_environment(path: str) -> tuple[lmdb.Environment, int]:
+    """The same to read from: nothing is begun, mended or thrown away; OSError if that were due.
+
+    Readers sign in in the lock file, so that no writer uses the pages that they read for something
+    new. Who has no right to sign in can read only what nobody has open.
+    """
+    return _guarded(_open_to_look, path)
+
+
+def _guarded(
+    begin: Callable[[str, int], lmdb.Environment], path: str
+) -> tuple[lmdb.Environment, int]:
     _refuse_remote(path)
     guard = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _open_alone_or_shared(path, guard), guard
+        return begin(path, guard), guard
     except BaseException:
         os.close(guard)
         raise
 
 
+def _open_to_look(path: str, guard: int) -> lmdb.Environment:
+    if not os.path.exists(f"{path}/{BOOT}"):
+        _refuse_stale(path)
+    with _marker(path, os.O_RDONLY, fcntl.LOCK_SH) as marker:
+        if not _is_valid(path, marker):
+            _refuse_stale(path)
+        may_sign_in = os.access(f"{path}/{LOCK}", os.W_OK)
+        if not may_sign_in and not _is_alone(guard):
+            reason = "it is in use, and its lock file cannot be written"
+            raise OSError(errno.EBUSY, reason, path)
+        fcntl.flock(guard, fcntl.LOCK_UN)
+        environment = lmdb.open(path, readonly=True, create=False, lock=may_sign_in)
+        if _is_cut(environment, path):
+            environment.close()
+            _refuse_stale(path)
+        return environment
+
+
+def _refuse_stale(path: str) -> NoReturn:
+    reason = "torn, or from before the system last started: the next run begins it anew"
+    raise OSError(errno.ESTALE, reason, path)
+
+
 def _open_alone_or_shared(path: str, guard: int) -> lmdb.Environment:
-    with _marker(path) as marker:
+    with _marker(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as marker:
         alone = _is_alone(guard)
         boot = _boot_id()
-        same_boot = os.pread(marker, 100, 0) == boot
-        if not (same_boot and all(os.path.exists(f"{path}/{name}") for name in (DATA, LOCK))):
+        same_boot = _is_of_boot(marker)
+        if not _is_valid(path, marker):
             _remove(path)
         environment = _open(path, sync=not boot)
         if alone and _is_cut(environment, path):
@@ -76,11 +115,11 @@ def _file_system(path: str) -> str:
 
 
 @contextmanager
-def _marker(path: str) -> Iterator[int]:
+def _marker(path: str, flags: int, lock: int) -> Iterator[int]:
     """The file that says in which boot the data was begun, while no other process has it."""
-    marker = os.open(f"{path}/{BOOT}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    marker = os.open(f"{path}/{BOOT}", flags | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(marker, fcntl.LOCK_EX)
+        fcntl.flock(marker, lock)
         yield marker
     finally:
         os.close(marker)
@@ -92,6 +131,15 @@ def _is_alone(guard: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_valid(path: str, marker: int) -> bool:
+    """Whether what lies here is of this boot and has both its files."""
+    return _is_of_boot(marker) and all(os.path.exists(f"{path}/{name}") for name in (DATA, LOCK))
+
+
+def _is_of_boot(marker: int) -> bool:
+    return os.pread(marker, 100, 0) == _boot_id()
 
 
 def _boot_id() -> bytes:

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from reuseloader.record import Buffer
 from reuseloader.store import absolute
@@ -72,6 +72,22 @@ class LMDBStore:
             reason = f"path cannot be used to store samples ({error.strerror})"
             raise OSError(error.errno, reason, self.path) from error
 
+    @classmethod
+    def look(cls, path: str | os.PathLike[str]) -> Self:
+        """The store of a directory as it is, to read from: nothing is made, begun or removed.
+
+        Only that somebody reads is noted in ``lock.mdb``, as LMDB must.
+
+        Raises:
+            OSError: there is none, it cannot be read, or the next run would begin it anew; the
+                message carries its path.
+        """
+        store = cls.__new__(cls)
+        store.path = absolute(path)
+        store._use = _use(store.path, look=True)
+        store._use.open()
+        return store
+
     def __repr__(self) -> str:
         return f"LMDBStore({self.path!r})"
 
@@ -88,11 +104,25 @@ class LMDBStore:
 
     def tail(self, index: int, size: int) -> bytes | None:
         """The last ``size`` bytes of the record (all of a shorter one), or None."""
-        return self._use.read(partial(_tail, index, size))
+        found = self.measure(index, size)
+        return None if found is None else found[1]
+
+    def measure(self, index: int, size: int) -> tuple[int, bytes] | None:
+        """How many bytes the record has, and the last ``size`` of them; None if there is none."""
+        return self._use.read(partial(_measure, index, size))
 
     def write(self, index: int, record: Buffer) -> None:
         """Replace the record at once; OSError, and the old one is still there, if that fails."""
         self._use.write(partial(_write, index, memoryview(record)), len(record))
+
+    def remove(self, index: int, is_due: Callable[[], bool]) -> bool:
+        """Remove the record if ``is_due()``, asked while nobody can write, says so; return whether.
+
+        OSError if that fails.
+        """
+        removed: list[int] = []
+        self._use.write(partial(_remove, index, is_due, removed), 0)
+        return bool(removed)
 
     def close(self) -> None:
         """Close the environment, unless another store of this process uses it."""
@@ -131,7 +161,7 @@ class LMDBStore:
         return int(name) if _SAMPLE.fullmatch(name) else None
 
 
-def _use(path: str) -> "Use":
+def _use(path: str, *, look: bool = False) -> "Use":
     try:
         from reuseloader.lmdb_use import Use
     except ModuleNotFoundError as error:
@@ -139,7 +169,7 @@ def _use(path: str) -> "Use":
             raise
         reason = "LMDBStore needs the lmdb package: pip install reuseloader[lmdb]"
         raise ImportError(reason, name="lmdb") from error
-    return Use(path)
+    return Use(path, look=look)
 
 
 # --- in a transaction -----------------------------------------------------------------------------
@@ -172,12 +202,25 @@ def _read(index: int, transaction: "Transaction[memoryview]") -> memoryview | No
     return memoryview(bytearray().join(parts))
 
 
-def _tail(index: int, size: int, transaction: "Transaction[memoryview]") -> bytes | None:
+def _measure(
+    index: int, size: int, transaction: "Transaction[memoryview]"
+) -> tuple[int, bytes] | None:
     parts = _parts(index, transaction)
     if not parts:
         return None
     end = b"".join(parts[-2 - size // _PART :])
-    return end[max(0, len(end) - size) :]
+    return sum(map(len, parts)), end[max(0, len(end) - size) :]
+
+
+def _remove(
+    index: int, is_due: Callable[[], bool], removed: list[int], transaction: "Transaction[bytes]"
+) -> None:
+    removed.clear()  # of an earlier attempt
+    if is_due():  # which reads in a transaction of its own, and sees what this one does
+        number = 0
+        while transaction.delete(_KEY.pack(index, number)):
+            number += 1
+        removed.append(index)
 
 
 def _read_book(transaction: "Transaction[memoryview]") -> bytes:

@@ -20,11 +20,12 @@ T = TypeVar("T")
 class Use:
     """One store's use of its directory's environment, which is open from the first call to `end`.
 
-    Errors of lmdb's come out as OSErrors, with the path.
+    With ``look``, only to read. Errors of lmdb's come out as OSErrors, with the path.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, look: bool = False) -> None:
         self._path = path
+        self._look = look
         self._user = object()
         self._environment: Environment | None = None
         weakref.finalize(self, _release, self._user)
@@ -48,7 +49,9 @@ class Use:
             try:
                 environment = self._environment
                 if environment is None:
-                    environment = self._environment = _acquire(self._path, self._user)
+                    environment = self._environment = _acquire(
+                        self._path, self._user, look=self._look
+                    )
                 return method(environment, *args, **kwargs)
             except ClosedError:
                 self._environment = None
@@ -78,22 +81,23 @@ def _os_error(error: lmdb.Error, path: str) -> OSError:
 # --- the environments of this process -------------------------------------------------------------
 
 _lock = threading.Lock()  # taken before the locks of any environment
-_environments: dict[tuple[int, int], Environment] = {}  # by device and inode of the directory
+# by device and inode of the directory, and whether it is to read from alone
+_environments: dict[tuple[int, int, bool], Environment] = {}
 _released: deque[object] = deque()  # users whose release is due
 
 
-def _acquire(path: str, user: object) -> Environment:
+def _acquire(path: str, user: object, *, look: bool) -> Environment:
     """The environment of a directory, however it is called, opened if it is not; for ``user``."""
     try:
         with _lock:
             info = os.stat(path)
-            key = info.st_dev, info.st_ino
+            key = info.st_dev, info.st_ino, look
             environment = _environments.get(key)
             if environment is not None and environment.is_broken:
                 _drop(environment)
                 environment = None
             if environment is None:
-                environment = _environments[key] = Environment(path)
+                environment = _environments[key] = Environment(path, look=look)
             environment.users.add(user)
             return environment
     finally:

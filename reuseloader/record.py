@@ -80,12 +80,19 @@ def read_stamp(record: Buffer) -> Stamp:
     """The stamp of a record, whatever it is; DamagedError if the record is not sound."""
     view = memoryview(record)
     trailer = view[-TRAILER_SIZE:]
-    length, payload_sum = _read_trailer(trailer)
-    _check_payload(view[:-TRAILER_SIZE], length, payload_sum)
-    _magic, version, *stamp = _HEAD.unpack_from(trailer)
-    if version != _VERSION:
-        raise DamagedError(f"its layout is version {version}, not {_VERSION}")
-    return Stamp(*stamp)
+    _check_payload(view[:-TRAILER_SIZE], *_read_trailer(trailer))
+    return _unpacked_stamp(trailer)
+
+
+def announced_stamp(trailer: Buffer, size: int) -> Stamp:
+    """The stamp of a record of ``size`` bytes, judged by its trailer alone.
+
+    Raises:
+        DamagedError: no sound trailer, or one of a record of another size.
+    """
+    length, _ = _read_trailer(trailer)
+    _check_length(size - TRAILER_SIZE, length)
+    return _unpacked_stamp(trailer)
 
 
 def is_announced(trailer: Buffer, size: int) -> bool:
@@ -132,8 +139,19 @@ def _read_trailer(trailer: Buffer) -> tuple[int, int]:
     return length, payload_sum
 
 
+def _unpacked_stamp(trailer: Buffer) -> Stamp:
+    _magic, version, *stamp = _HEAD.unpack_from(trailer)
+    if version != _VERSION:
+        raise DamagedError(f"its layout is version {version}, not {_VERSION}")
+    return Stamp(*stamp)
+
+
+def _check_length(found: int, length: int) -> None:
+    if found != length:
+        raise DamagedError(f"it has {found} bytes of payload where {length} were written")
+
+
 def _check_payload(payload: memoryview, length: int, payload_sum: int) -> None:
-    if len(payload) != length:
-        raise DamagedError(f"it has {len(payload)} bytes of payload where {length} were written")
+    _check_length(len(payload), length)
     if xxhash.xxh3_64_intdigest(payload) != payload_sum:
         raise DamagedError("the checksum of its payload differs")

@@ -5,23 +5,18 @@ import json
 import os
 import re
 import stat
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from reuseloader.process import host_id, is_running, start_time
 from reuseloader.record import TRAILER_SIZE, Buffer, is_announced
+from reuseloader.temps import is_temp, owner_lives, temp_beside
 
 _LARGE = 2**26  # bytes from which on a file is not read before its trailer has been
-_FOREIGN_HOST_GRACE = 24 * 3600  # seconds for which the temp file of another host may be in use
 BOOK = "reuseloader.json"
-_TEMP = re.compile(r"(?:\d{8,}\.pt|reuseloader\.json)\.([0-9a-f]{8})-(\d+)-(\d+)-\d+\.tmp")
 _SAMPLE = re.compile(r"(\d{8,})\.pt")
-_temp_numbers = count()
 
 
 @runtime_checkable
@@ -70,7 +65,7 @@ class DirectoryStore:
 
     The constructor makes the directory (mode 0700, if it is not there), proves that it can be
     written, and removes the temp files of processes that are gone. Copies that are pickled or
-    forked do nothing of the kind.
+    forked do nothing of the kind, nor does `look`.
 
     Raises:
         OSError: the directory cannot be made or written; the message carries its path.
@@ -85,6 +80,18 @@ class DirectoryStore:
         except OSError as error:
             reason = f"path cannot be used to store samples ({error.strerror})"
             raise OSError(error.errno, reason, self.path) from error
+
+    @classmethod
+    def look(cls, path: str | os.PathLike[str]) -> Self:
+        """The store of a directory as it is: nothing is made, tried or removed.
+
+        Raises:
+            OSError: there is no such directory, or it cannot be read; the message carries its path.
+        """
+        store = cls.__new__(cls)
+        store.path = absolute(path)
+        os.scandir(store.path).close()
+        return store
 
     def __repr__(self) -> str:
         return f"DirectoryStore({self.path!r})"
@@ -124,12 +131,18 @@ class DirectoryStore:
 
     def tail(self, index: int, size: int) -> bytes | None:
         """The last ``size`` bytes of the file (all of a shorter one), or None if there is none."""
+        found = self.measure(index, size)
+        return None if found is None else found[1]
+
+    def measure(self, index: int, size: int) -> tuple[int, bytes] | None:
+        """How many bytes the file has, and the last ``size`` of them; None if there is none."""
         path = self.locate(index)
         file = _open(path)
         if file is None:
             return None
         try:
-            return _read_tail(file, _size_of_regular(file, path), size)
+            file_size = _size_of_regular(file, path)
+            return file_size, _read_tail(file, file_size, size)
         finally:
             os.close(file)
 
@@ -137,17 +150,30 @@ class DirectoryStore:
         """Replace the file at once; OSError, and nothing left behind, if that fails."""
         self._write_file(f"{index:08}.pt", record)
 
+    def remove(self, index: int, is_due: Callable[[], bool]) -> bool:
+        """Remove the file if ``is_due()``, asked at the last moment, says so; return whether.
+
+        OSError if it cannot be removed, or is no plain file: links are not followed.
+        """
+        path = self.locate(index)
+        if not is_due():
+            return False
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", path)
+        os.unlink(path)
+        return True
+
     def close(self) -> None:
         """Nothing is held open."""
 
     def _prove_writable(self) -> None:
-        with _temp_beside(self.locate(0)) as temp:
+        with temp_beside(self.locate(0)) as temp:
             _write_new(temp, b"")
             os.unlink(temp)
 
     def _write_file(self, name: str, data: Buffer) -> None:
         target = f"{self.path}/{name}"
-        with _temp_beside(target) as temp:
+        with temp_beside(target) as temp:
             _write_new(temp, data)
             os.replace(temp, target)
 
@@ -175,16 +201,10 @@ class DirectoryStore:
     def _remove_abandoned_temps(self) -> None:
         with os.scandir(self.path) as entries:
             for entry in entries:
-                owner = _TEMP.fullmatch(entry.name)
-                if owner and entry.is_file(follow_symlinks=False):
+                if is_temp(entry.name) and entry.is_file(follow_symlinks=False):
                     with suppress(OSError):  # another start may be removing the same
-                        if not _owner_lives(owner, entry.stat(follow_symlinks=False)):
+                        if not owner_lives(entry.name, entry.stat(follow_symlinks=False)):
                             os.unlink(entry.path)
-
-
-def is_temp(name: str) -> bool:
-    """Whether a file of this name is one that a store was writing."""
-    return _TEMP.fullmatch(name) is not None
 
 
 def _open(path: str) -> int | None:
@@ -221,22 +241,6 @@ def _read_tail(file: int, file_size: int, size: int) -> bytes:
     return os.pread(file, size, max(0, file_size - size))
 
 
-@contextmanager
-def _temp_beside(target: str) -> Iterator[str]:
-    """A name beside ``target`` that no other writer uses and that says whose it is.
-
-    The block makes a file of that name and moves it away; if it fails, the file is removed.
-    """
-    owner = f"{host_id()}-{os.getpid()}-{start_time(os.getpid())}"
-    temp = f"{target}.{owner}-{next(_temp_numbers)}.tmp"
-    try:
-        yield temp
-    except BaseException:
-        with suppress(OSError):  # it must not take the place of what went wrong
-            os.unlink(temp)
-        raise
-
-
 def _write_new(path: str, data: Buffer) -> None:
     """Write a file that is not there yet; OSError if it is."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -246,10 +250,3 @@ def _write_new(path: str, data: Buffer) -> None:
             rest = rest[os.write(file, rest) :]
     finally:
         os.close(file)
-
-
-def _owner_lives(owner: re.Match[str], info: os.stat_result) -> bool:
-    host, pid, start = owner.groups()
-    if host == host_id():
-        return is_running(int(pid), int(start))
-    return time.time() - info.st_mtime < _FOREIGN_HOST_GRACE
