@@ -71,24 +71,12 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An epoch at a lifetime. Seconds."""
+    """An epoch at a lifetime."""
 
     lifetime: int
     builds: float  # on average over epochs
-    workers: float  # that each worker is at work
-    ahead: float  # that the thread ahead is at work
-    consumer: float  # that the training loop is at work, waiting aside
-    training: float  # thereof training
-
-    @property
-    def seconds(self) -> float:
-        """The whole epoch."""
-        return max(self.workers, self.ahead, self.consumer)
-
-    @property
-    def wait(self) -> float:
-        """How long training stands still for samples."""
-        return self.seconds - self.training
+    seconds: float
+    wait: float  # seconds thereof that training stands still for samples
 
 
 def steady_epoch(
@@ -96,42 +84,18 @@ def steady_epoch(
 ) -> Prediction:
     """The mean epoch after the first, over ``size`` samples, with ``training`` seconds of its own.
 
-    All arguments are >= 0, ``lifetime`` >= 1.
+    All numbers are >= 0, ``lifetime`` >= 1.
     """
-    builds = size / lifetime
-    stored = builds if lifetime > 1 else 0.0
-    return _epoch(costs, pipeline, training, size, lifetime, builds, stored)
+    work = _steady_work(costs, pipeline, training, size, lifetime)
+    return _prediction(lifetime, size / lifetime, training, work)
 
 
 def first_epoch(
     costs: Costs, pipeline: Pipeline, *, training: float, size: int, lifetime: int
 ) -> Prediction:
     """Epoch 0, which builds all and stores what is used again."""
-    return _epoch(costs, pipeline, training, size, lifetime, size, size - size // lifetime)
-
-
-def _epoch(
-    costs: Costs,
-    pipeline: Pipeline,
-    training: float,
-    size: int,
-    lifetime: int,
-    builds: float,
-    stored: float,
-) -> Prediction:
-    reads = size if pipeline.rereads and pipeline.num_workers else size - builds
-    work = {WORKERS: 0.0, AHEAD: 0.0, CONSUMER: training}
-    work[pipeline.builds_in] += builds * costs.build + stored * costs.store
-    work[pipeline.reads_in] += reads * costs.hit + size * costs.finish
-    speedup = pipeline.num_workers if pipeline.speedup is None else pipeline.speedup
-    return Prediction(
-        lifetime,
-        builds,
-        workers=work[WORKERS] / speedup if work[WORKERS] else 0.0,
-        ahead=work[AHEAD],
-        consumer=work[CONSUMER],
-        training=training,
-    )
+    work = _work(costs, pipeline, training, size, size, size - size // lifetime)
+    return _prediction(lifetime, size, training, work)
 
 
 def smallest_hiding(costs: Costs, pipeline: Pipeline, *, training: float, size: int) -> int | None:
@@ -144,8 +108,8 @@ def smallest_hiding(costs: Costs, pipeline: Pipeline, *, training: float, size: 
         return None
 
     def keeps_up(lifetime: int, *places: str) -> bool:
-        at = steady_epoch(costs, pipeline, training=training, size=size, lifetime=lifetime)
-        return all(getattr(at, place) <= at.consumer for place in places)
+        work = _steady_work(costs, pipeline, training, size, lifetime)
+        return all(work[place] <= work[CONSUMER] for place in places)
 
     if keeps_up(1, WORKERS, AHEAD):
         return 1
@@ -159,3 +123,35 @@ def smallest_hiding(costs: Costs, pipeline: Pipeline, *, training: float, size: 
         else:
             low = middle + 1
     return low if keeps_up(low, WORKERS, AHEAD) else None
+
+
+def _steady_work(
+    costs: Costs, pipeline: Pipeline, training: float, size: int, lifetime: int
+) -> dict[str, float]:
+    builds = size / lifetime
+    return _work(costs, pipeline, training, size, builds, builds if lifetime > 1 else 0.0)
+
+
+def _work(
+    costs: Costs,
+    pipeline: Pipeline,
+    training: float,
+    size: int,
+    builds: float,
+    stored: float,
+) -> dict[str, float]:
+    """Seconds that each place is at work."""
+    reads = size if pipeline.rereads and pipeline.num_workers else size - builds
+    work = {WORKERS: 0.0, AHEAD: 0.0, CONSUMER: training}
+    work[pipeline.builds_in] += builds * costs.build + stored * costs.store
+    work[pipeline.reads_in] += reads * costs.hit + size * costs.finish
+    if pipeline.num_workers:
+        work[WORKERS] /= pipeline.speedup or pipeline.num_workers
+    return work
+
+
+def _prediction(
+    lifetime: int, builds: float, training: float, work: dict[str, float]
+) -> Prediction:
+    seconds = max(work.values())
+    return Prediction(lifetime, builds, seconds, seconds - training)

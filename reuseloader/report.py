@@ -29,9 +29,12 @@ class Report:
     Attributes:
         stats: what the loader counted.
         newest: the times of the newest pass that has ended.
+        waited: the share of it, 0 to 1, that training waited for samples.
+        input_bound: whether that is more than 5 %.
         size: how many samples a pass delivers here; None if that is not known.
         lifetime: that of the loader.
         pipeline: who does what.
+        hit_rate, expected_hit_rate: so far, and of epochs after epoch 0: (L-1)/L. From 0 to 1.
         build, hit, store, finish: seconds; ``store`` per build.
         predictions: epochs after the first at other lifetimes, by `reuseloader.model`.
         hiding: the smallest lifetime at which training never waits for a build; None if there is
@@ -40,9 +43,13 @@ class Report:
 
     stats: Stats
     newest: PassTimes | None
+    waited: float | None
+    input_bound: bool | None
     size: int | None
     lifetime: int
     pipeline: Pipeline
+    hit_rate: float | None
+    expected_hit_rate: float
     build: float | None
     hit: float | None
     store: float | None
@@ -65,34 +72,39 @@ class Report:
         hit = _mean(stats.load_seconds, stats.hits)
         store = _mean(stats.store_seconds, stats.builds) if lifetime > 1 else None
         finish = _mean(stats.finish_seconds, stats.samples)
-        shown: set[int] = set()
+        waited = (
+            None if newest is None else newest.waited / newest.elapsed if newest.elapsed else 0.0
+        )
         hiding = None
+        predictions: list[Prediction] = []
         if newest is not None and build is not None and size:
             costs = Costs(build, hit or 0.0, store or 0.0, finish or 0.0)
             training = max(0.0, newest.elapsed - newest.waited)
             hiding = smallest_hiding(costs, pipeline, training=training, size=size)
             shown = {*_SHOWN, lifetime, hiding or 1}
-            if hit is None:
-                hiding = 1 if hiding == 1 else None  # longer ones read, at a cost not known
-                shown = {1}
-        predictions = tuple(
-            steady_epoch(costs, pipeline, training=training, size=size or 0, lifetime=one)
-            for one in sorted(shown)
+            if hit is None:  # then only lifetime 1, at which nothing is read, can be told
+                hiding, shown = (1 if hiding == 1 else None), {1}
+            predictions = [
+                steady_epoch(costs, pipeline, training=training, size=size, lifetime=one)
+                for one in sorted(shown)
+            ]
+        return cls(
+            stats=stats,
+            newest=newest,
+            waited=waited,
+            input_bound=None if waited is None else waited > INPUT_BOUND,
+            size=size,
+            lifetime=lifetime,
+            pipeline=pipeline,
+            hit_rate=_mean(stats.hits, stats.samples),
+            expected_hit_rate=(lifetime - 1) / lifetime,
+            build=build,
+            hit=hit,
+            store=store,
+            finish=finish,
+            predictions=tuple(predictions),
+            hiding=hiding,
         )
-        known = build, hit, store, finish
-        return cls(stats, newest, size, lifetime, pipeline, *known, predictions, hiding)
-
-    @property
-    def waited(self) -> float | None:
-        """The share of the newest pass, 0 to 1, that training waited for samples."""
-        if self.newest is None:
-            return None
-        return self.newest.waited / self.newest.elapsed if self.newest.elapsed else 0.0
-
-    @property
-    def input_bound(self) -> bool | None:
-        """Whether training waited for more than 5 % of the newest pass; None before one ended."""
-        return None if self.waited is None else self.waited > INPUT_BOUND
 
     def __str__(self) -> str:
         parts = self._setup(), self._counts(), self._unexpected(), self._pass(), self._outlook()
@@ -107,7 +119,7 @@ class Report:
         stats = self.stats
         if not stats.samples:
             return "No sample has been delivered yet."
-        expected = share(self.lifetime - 1, self.lifetime)
+        expected = share(self.expected_hit_rate, 1.0)
         rows = [
             ("delivered", number(stats.samples), f"{number(stats.builds)} of them built"),
             ("hit rate", share(stats.hits, stats.samples), f"{expected} expected after epoch 0"),
@@ -237,8 +249,8 @@ def why_none(pipeline: Pipeline, build: float, hit: float) -> str:
     )
 
 
-def _mean(seconds: float, count: int) -> float | None:
-    return seconds / count if count else None
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
 
 
 def _time(seconds: float | None) -> str:
