@@ -8,6 +8,16 @@ from reuseloader.text import amount, columns, duration, number, paragraph, plura
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What there is to use."""
+
+    cores: int  # processors of a rank
+    ranks: int  # that share this machine
+    memory: int  # bytes
+    free: int  # bytes of the disk
+
+
+@dataclass(frozen=True)
 class Workers:
     """So many workers, side by side."""
 
@@ -25,13 +35,13 @@ class Advice:
     Attributes:
         size, batch_size: as given.
         pipeline: ``"graph"`` or ``"dataloader"``.
-        cores: the processors that a rank may use.
-        ranks: how many ranks share this machine.
+        machine: what there is to use.
         costs: seconds of one sample in this process, the median.
         stored, in_memory: bytes of one sample, the mean; stored with its trailer.
         step: seconds that training takes for a batch; None if not given.
         workers: what so many workers build.
         predictions: epochs of one rank at other lifetimes, with the workers that are recommended.
+        first_epoch: seconds of epoch 0, at the lifetime that is recommended, or 1.
         disk: bytes of all samples stored; none at lifetime 1.
         lifetime, num_workers: the recommendation. lifetime is None if ``step`` is.
         reason: of the recommendation, one sentence.
@@ -40,34 +50,35 @@ class Advice:
     size: int
     batch_size: int
     pipeline: str
-    cores: int
-    ranks: int
+    machine: Machine
     costs: Costs
     stored: float
     in_memory: float
     step: float | None
     workers: tuple[Workers, ...]
     predictions: tuple[Prediction, ...]
+    first_epoch: float
     disk: float
     lifetime: int | None
     num_workers: int
     reason: str
 
     def __str__(self) -> str:
-        return "\n\n".join(
-            [
-                self._setup(),
-                columns(self._costs()),
-                columns(self._workers()),
-                self._title(),
-                columns(self._epochs()),
-                self._recommendation(),
-            ]
+        parts = (
+            self._setup(),
+            columns(self._costs()),
+            columns(self._workers()),
+            self._title(),
+            columns(self._epochs()),
+            self._room(),
+            self._recommendation(),
         )
+        return "\n\n".join(part for part in parts if part)
 
     def _setup(self) -> str:
-        shared = f", shared by {self.ranks} ranks" if self.ranks > 1 else ""
-        cores = f"{plural(self.cores, 'processor')}{' each' if self.ranks > 1 else ''}"
+        ranks = self.machine.ranks
+        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+        cores = f"{plural(self.machine.cores, 'processor')}{' each' if ranks > 1 else ''}"
         return f"{plural(self.size, 'sample')} an epoch{shared}, {cores}"
 
     def _costs(self) -> list[tuple[str, str, str]]:
@@ -102,7 +113,9 @@ class Advice:
 
     def _title(self) -> str:
         kind = {"graph": "A graph of nodes", "dataloader": "A DataLoader"}[self.pipeline]
-        return f"{kind} with {plural(self.num_workers, 'worker')}, after epoch 0, predicted:"
+        workers = plural(self.num_workers, "worker")
+        first = duration(self.first_epoch)
+        return f"{kind} with {workers}, predicted after epoch 0 (which takes {first}):"
 
     def _epochs(self) -> list[tuple[str, ...]]:
         waits = "training waits" if self.step is not None else ""
@@ -115,6 +128,21 @@ class Advice:
             remark = "  recommended" if at.lifetime == self.lifetime else ""
             rows.append((lifetime, epoch, *waiting, builds, disk, remark))
         return rows
+
+    def _room(self) -> str:
+        """What does not fit."""
+        disk, machine = self.disk, self.machine
+        if disk > machine.free:
+            return paragraph(
+                f"The disk has {amount(machine.free)} free: not room enough for all samples, and "
+                f"those that are not stored are built again at every use."
+            )
+        if disk > machine.memory:
+            return paragraph(
+                f"All samples together are more than the {amount(machine.memory)} of memory: a hit "
+                f"is then read from the disk itself, and may cost more than measured here."
+            )
+        return ""
 
     def _recommendation(self) -> str:
         chosen = "" if self.lifetime is None else f"lifetime={self.lifetime}, "

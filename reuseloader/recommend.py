@@ -1,8 +1,8 @@
 """From measured numbers to advice: pure functions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from reuseloader.advice import Advice, Workers
+from reuseloader.advice import Advice, Machine, Workers
 from reuseloader.measure import Samples
 from reuseloader.model import (
     AHEAD,
@@ -10,6 +10,7 @@ from reuseloader.model import (
     Costs,
     Pipeline,
     Prediction,
+    first_epoch,
     smallest_hiding,
     steady_epoch,
 )
@@ -18,6 +19,7 @@ from reuseloader.text import plural
 
 NEAR = 1.05  # times the best: not worth more workers, or samples less fresh
 _SHOWN = (1, 2, 4, 8, 16)  # lifetimes that are always predicted
+_LONG = 8  # a lifetime from which on accuracy deserves a word
 _READY = 2  # batches that each worker of a DataLoader, or a Prefetcher, holds ready
 
 
@@ -35,11 +37,10 @@ def recommended(
     *,
     step: float | None,
     pipeline: str,
-    cores: int,
-    ranks: int,
+    machine: Machine,
 ) -> Advice:
     """The advice that follows from what was measured; ``rates`` are builds/s, by workers."""
-    share = -(-size // ranks)  # of a rank
+    share = -(-size // machine.ranks)  # of a rank
     training = 0.0 if step is None else step * share / batch_size
     plans = {n: _Plan(pipeline, n, rates, samples.costs, training, share) for n in rates if n}
     best = min(n for n in plans if NEAR * rates[n] >= max(rates[n] for n in plans))
@@ -48,8 +49,8 @@ def recommended(
     if step is None:
         num_workers = best
         reason = (
-            f"{_builders(best)} as fast as more would; which lifetime hides the builds depends on "
-            f"how long training takes: give step."
+            "The fewest that build about as many as any tried. Which lifetime hides the builds "
+            "depends on how long training takes: give step."
         )
     elif hiding:
         lifetime = min(hiding.values())
@@ -64,20 +65,24 @@ def recommended(
     else:
         num_workers = best
         lifetime = plans[best].quickest()
-        reason = why_none(plans[best].pipeline, plans[best].costs.build, samples.costs.hit)
-    held = samples.in_memory * ranks
+        why = why_none(plans[best].pipeline, plans[best].costs.build, samples.costs.hit)
+        reason = f"{why} A longer lifetime would gain less than 5 %."
+    if lifetime is not None and lifetime > _LONG:
+        reason += " Long lifetimes can cost accuracy: weigh it against the waiting at shorter ones."
+    held = samples.in_memory * machine.ranks
+    plan = plans[num_workers]
     return Advice(
         size,
         batch_size,
         pipeline,
-        cores,
-        ranks,
+        machine,
         samples.costs,
         samples.stored,
         samples.in_memory,
         step,
         tuple(Workers(n, rate, held * _held(pipeline, n, batch_size)) for n, rate in rates.items()),
-        tuple(plans[num_workers].epoch(one) for one in sorted({*_SHOWN, lifetime or 1})),
+        tuple(plan.epoch(one) for one in sorted({*_SHOWN, lifetime or 1})),
+        plan.epoch(lifetime or 1, first_epoch).seconds,
         samples.stored * size,
         lifetime,
         num_workers,
@@ -110,9 +115,9 @@ class _Plan:
         self._size = size
         self.hiding = smallest_hiding(self.costs, self.pipeline, training=training, size=size)
 
-    def epoch(self, lifetime: int) -> Prediction:
-        """A mean epoch after the first."""
-        return steady_epoch(
+    def epoch(self, lifetime: int, kind: Callable[..., Prediction] = steady_epoch) -> Prediction:
+        """A mean epoch after the first, or another kind."""
+        return kind(
             self.costs,
             self.pipeline,
             training=self._training,
@@ -121,9 +126,10 @@ class _Plan:
         )
 
     def quickest(self) -> int:
-        """The smallest of the lifetimes shown that is about as quick as any."""
-        best = min(self.epoch(one).seconds for one in _SHOWN)
-        return min(one for one in _SHOWN if self.epoch(one).seconds <= NEAR * best)
+        """The smallest power of two about as quick as any lifetime."""
+        tried = [2**power for power in range(self._size.bit_length())]
+        best = min(self.epoch(one).seconds for one in tried)
+        return min(one for one in tried if self.epoch(one).seconds <= NEAR * best)
 
 
 def _held(kind: str, num_workers: int, batch_size: int) -> int:

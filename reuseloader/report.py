@@ -72,9 +72,7 @@ class Report:
         hit = _mean(stats.load_seconds, stats.hits)
         store = _mean(stats.store_seconds, stats.builds) if lifetime > 1 else None
         finish = _mean(stats.finish_seconds, stats.samples)
-        waited = (
-            None if newest is None else newest.waited / newest.elapsed if newest.elapsed else 0.0
-        )
+        waited = None if newest is None else newest.waited / max(newest.elapsed, 1e-9)
         hiding = None
         predictions: list[Prediction] = []
         if newest is not None and build is not None and size:

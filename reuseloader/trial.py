@@ -1,6 +1,7 @@
 """Which lifetime and how many workers? Measured before any training."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,11 @@ from typing import Any, Literal
 
 from torch.utils.data import default_collate
 
-from reuseloader.advice import Advice
+from reuseloader.advice import Advice, Machine
 from reuseloader.codec import Load, Save
 from reuseloader.fetcher import Build, Fetcher, Finish
 from reuseloader.lmdb_store import LMDBStore
-from reuseloader.machine import ranks_here, usable_cores
+from reuseloader.machine import memory, ranks_here, usable_cores
 from reuseloader.measure import MOST, builds_per_second, time_samples, time_step
 from reuseloader.policy import ReusePolicy
 from reuseloader.recommend import NEAR, numbers_of_workers, recommended
@@ -91,6 +92,7 @@ def advise(
     cores = max(1, usable_cores() // ranks)
     policy = ReusePolicy(_FOREVER, seed)
     with _directory_beside(path) as own:
+        machine = Machine(cores, ranks, memory(), shutil.disk_usage(own).free)
         fetcher = Fetcher(
             build,
             LMDBStore(own / "samples") if isinstance(path, LMDBStore) else own / "samples",
@@ -122,7 +124,7 @@ def advise(
         finished = samples.finished
         step = time_step(step, collate_fn([finished[n % len(finished)] for n in range(batch_size)]))
     return recommended(
-        samples, rates, size, batch_size, step=step, pipeline=pipeline, cores=cores, ranks=ranks
+        samples, rates, size, batch_size, step=step, pipeline=pipeline, machine=machine
     )
 
 
