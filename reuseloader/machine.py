@@ -15,8 +15,8 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         cores = os.cpu_count() or 1
-    quota = _quota()
-    return cores if quota is None else max(1, min(cores, ceil(quota)))
+    allowed = quota(_own_group())
+    return cores if allowed is None else max(1, min(cores, ceil(allowed)))
 
 
 def ranks_here(ranks_per_machine: int | None) -> int:
@@ -32,12 +32,11 @@ def memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _quota() -> float | None:
-    """Processors' worth of time that the control groups (v2) of this process allow."""
+def quota(group: Path, root: Path = _CGROUPS) -> float | None:
+    """Processors' worth of time that a control group (v2) and those above it allow."""
     quotas = []
-    group = _own_group()
     for folder in (group, *group.parents):
-        if not folder.is_relative_to(_CGROUPS):
+        if not folder.is_relative_to(root):
             break
         try:
             allowed, period = (folder / "cpu.max").read_text().split()
@@ -50,7 +49,6 @@ def _quota() -> float | None:
 def _own_group() -> Path:
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
+    except OSError:  # not Linux
         return _CGROUPS
-    own = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    return _CGROUPS.joinpath(*own)
+    return _CGROUPS.joinpath(*(line[4:] for line in lines if line.startswith("0::/")))

@@ -103,6 +103,9 @@ class _Unsent:
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
 
+    def __repr__(self) -> str:
+        return repr(self._fetcher.build)  # for the error if it cannot be pickled
+
     def __call__(self, key: ReuseKey) -> None:
         self._fetcher.make(_key(self._fetcher, key.index))
 

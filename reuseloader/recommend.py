@@ -15,7 +15,6 @@ from reuseloader.model import (
     steady_epoch,
 )
 from reuseloader.report import why_none
-from reuseloader.text import plural
 
 NEAR = 1.05  # times the best: not worth more workers, or samples less fresh
 _SHOWN = (1, 2, 4, 8, 16)  # lifetimes that are always predicted
@@ -25,7 +24,7 @@ _READY = 2  # batches that each worker of a DataLoader, or a Prefetcher, holds r
 
 def numbers_of_workers(cores: int) -> list[int]:
     """What is tried: 1, 2, 4, ... and all processors."""
-    doubled = [2**power for power in range(cores.bit_length()) if 2**power < cores]
+    doubled = [1 << power for power in range(cores.bit_length()) if 1 << power < cores]
     return [*doubled, cores]
 
 
@@ -56,8 +55,7 @@ def recommended(
         lifetime = min(hiding.values())
         num_workers = min(n for n in hiding if hiding[n] == lifetime)
         reason = (
-            f"{_builders(num_workers)} every sample while training runs: there is nothing to gain "
-            f"from reuse."
+            "That builds every sample while training runs: there is nothing to gain from reuse."
             if lifetime == 1
             else "The shortest lifetime at which training never waits for a build, with the fewest "
             "workers that allow it."
@@ -127,7 +125,7 @@ class _Plan:
 
     def quickest(self) -> int:
         """The smallest power of two about as quick as any lifetime."""
-        tried = [2**power for power in range(self._size.bit_length())]
+        tried = [1 << power for power in range(self._size.bit_length())]
         best = min(self.epoch(one).seconds for one in tried)
         return min(one for one in tried if self.epoch(one).seconds <= NEAR * best)
 
@@ -137,7 +135,3 @@ def _held(kind: str, num_workers: int, batch_size: int) -> int:
     if kind == "graph":
         return 2 * num_workers + _READY * batch_size
     return max(1, _READY * num_workers) * batch_size
-
-
-def _builders(num_workers: int) -> str:
-    return f"{plural(num_workers, 'worker')} {'build' if num_workers > 1 else 'builds'}"

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +89,8 @@ def advise(
     if pipeline not in ("graph", "dataloader"):
         raise ValueError(f"pipeline must be 'graph' or 'dataloader', got {pipeline!r}")
     collate_fn = callable_or_none("collate_fn", collate_fn) or default_collate
+    if isinstance(multiprocessing_context, str):
+        multiprocessing_context = get_context(multiprocessing_context)  # ValueError if none such
     ranks = ranks_here(ranks_per_machine)
     cores = max(1, usable_cores() // ranks)
     policy = ReusePolicy(_FOREVER, seed)
@@ -110,7 +113,7 @@ def advise(
             fetcher.close()
         rates = {0: 1 / samples.costs.build}
         for num_workers in numbers_of_workers(cores):
-            before = max(rates.values()) if num_workers > 1 else 0.0
+            before = max((rates[n] for n in rates if n), default=0.0)
             rates[num_workers] = builds_per_second(
                 fetcher,
                 own / "workers",
