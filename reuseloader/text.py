@@ -56,4 +56,4 @@ def _three(value: float) -> str:
     """Three digits that count, never as a power of ten."""
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:#.3g}" if value >= 0.001 else f"{value:.1g}"
+    return f"{value:#.3g}" if value >= 0.001 else "< 0.001"
