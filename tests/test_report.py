@@ -18,12 +18,13 @@ STATS = Stats(
     load_seconds=2.625,
     store_seconds=2.75,
 )
+NEWEST = PassTimes(7, 2.75, 0.75)
 GRAPH = Pipeline(1, AHEAD)
 
 
 def report(
     stats=STATS,
-    newest=PassTimes(7, 2.75, 0.75),
+    newest=NEWEST,
     *,
     size=1000,
     lifetime=4,
