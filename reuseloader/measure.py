@@ -51,8 +51,8 @@ def time_samples(fetcher: Fetcher, most: int) -> Samples:
 
     keys = []
     begun = time.perf_counter()
-    for place in range(most + 1):
-        key = _key(fetcher, place)
+    for index in _indices(fetcher, most + 1):
+        key = fetcher.policy.key(index, 0)
         sample = timed("build", fetcher.make, key)
         if not timed("store", fetcher.keep, key, sample):
             raise ReuseError("a sample could not be stored: is path full, or not to be written?")
@@ -91,10 +91,11 @@ def size_in_memory(sample: Any) -> int:
     return size
 
 
-def _key(fetcher: Fetcher, place: int) -> ReuseKey:
-    """Keys from all over the samples, round and round."""
+def _indices(fetcher: Fetcher, count: int) -> list[int]:
+    """Indices from all over the samples, round and round."""
     size = fetcher.size or 1
-    return fetcher.policy.key(fetcher.policy.order(place % size, 0, size), 0)
+    indices: list[int] = fetcher.policy.order(np.arange(count) % size, 0, size).tolist()
+    return indices
 
 
 class _Unsent:
@@ -107,7 +108,7 @@ class _Unsent:
         return repr(self._fetcher.build)  # for the error if it cannot be pickled
 
     def __call__(self, key: ReuseKey) -> None:
-        self._fetcher.make(_key(self._fetcher, key.index))
+        self._fetcher.make(key)
 
 
 def _nothing(samples: list[Any]) -> None:
@@ -131,9 +132,11 @@ def builds_per_second(
     turns = max(2, min(_MOST_TURNS, int(_WORKER_ENOUGH / (message * max(seconds, 1e-9)))))
     loader = ReuseDataLoader(
         _Unsent(fetcher),
-        num_workers * message * (1 + turns),
+        fetcher.size or 1,
         path,
         lifetime=1,
+        seed=fetcher.policy.seed,
+        sampler=_indices(fetcher, num_workers * message * (1 + turns)),
         batch_size=message,
         collate_fn=_nothing,
         num_workers=num_workers,

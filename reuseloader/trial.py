@@ -93,7 +93,7 @@ def advise(
         multiprocessing_context = get_context(multiprocessing_context)  # ValueError if none such
     ranks = ranks_here(ranks_per_machine)
     cores = max(1, usable_cores() // ranks)
-    policy = ReusePolicy(_FOREVER, seed)
+    policy = ReusePolicy(_FOREVER, seed, balanced=False)
     with _directory_beside(path) as own:
         machine = Machine(cores, ranks, memory(), shutil.disk_usage(own).free)
         fetcher = Fetcher(
