@@ -16,7 +16,7 @@ from reuseloader.model import (
 )
 from reuseloader.report import why_none
 
-NEAR = 1.05  # times the best: not worth more workers, or samples less fresh
+_NEAR = 1.05  # times the best: not worth more workers, or samples less fresh
 _SHOWN = (1, 2, 4, 8, 16)  # lifetimes that are always predicted
 _LONG = 8  # a lifetime from which on accuracy deserves a word
 _READY = 2  # batches that each worker of a DataLoader, or a Prefetcher, holds ready
@@ -42,7 +42,7 @@ def recommended(
     share = -(-size // machine.ranks)  # of a rank
     training = 0.0 if step is None else step * share / batch_size
     plans = {n: _Plan(pipeline, n, rates, samples.costs, training, share) for n in rates if n}
-    best = min(n for n in plans if NEAR * rates[n] >= max(rates[n] for n in plans))
+    best = min(n for n in plans if _NEAR * rates[n] >= max(rates[n] for n in plans))
     hiding = {n: plan.hiding for n, plan in plans.items() if plan.hiding is not None}
     lifetime = None
     if step is None:
@@ -127,7 +127,7 @@ class _Plan:
         """The smallest power of two about as quick as any lifetime."""
         tried = [1 << power for power in range(self._size.bit_length())]
         best = min(self.epoch(one).seconds for one in tried)
-        return min(one for one in tried if self.epoch(one).seconds <= NEAR * best)
+        return min(one for one in tried if self.epoch(one).seconds <= _NEAR * best)
 
 
 def _held(kind: str, num_workers: int, batch_size: int) -> int:

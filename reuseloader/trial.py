@@ -19,7 +19,7 @@ from reuseloader.lmdb_store import LMDBStore
 from reuseloader.machine import memory, ranks_here, usable_cores
 from reuseloader.measure import MOST, builds_per_second, time_samples, time_step
 from reuseloader.policy import ReusePolicy
-from reuseloader.recommend import NEAR, numbers_of_workers, recommended
+from reuseloader.recommend import numbers_of_workers, recommended
 from reuseloader.store import absolute
 from reuseloader.validate import callable_or_none, int_at_least, seconds
 
@@ -49,8 +49,8 @@ def advise(
     4 to 17 samples here (as many as 2 seconds allow, and the first is not timed), stores them and
     reads them back, from memory as a store does that fits there. Then worker processes of a
     `ReuseDataLoader` build side by side, 1, 2, 4 and so on up to the processors that this process
-    may use: each builds for about half a second, at least three samples, at most 4,160; it ends
-    where more of them gain less than 5 %. Builds must not expect to run once for an index.
+    may use. Each builds for about half a second, at least three samples and at most 4,160; starting
+    the workers is not timed. An index may be built several times.
 
     What is stored for this lies in a directory of its own, ``reuseloader-advise-*``, which is
     always removed: the samples at ``path`` are neither read nor written.
@@ -113,7 +113,6 @@ def advise(
             fetcher.close()
         rates = {0: 1 / samples.costs.build}
         for num_workers in numbers_of_workers(cores):
-            before = max((rates[n] for n in rates if n), default=0.0)
             rates[num_workers] = builds_per_second(
                 fetcher,
                 own / "workers",
@@ -121,8 +120,6 @@ def advise(
                 seconds=samples.costs.build,
                 multiprocessing_context=multiprocessing_context,
             )
-            if rates[num_workers] < NEAR * before:
-                break
     if callable(step):  # after the workers: they should not be forked where a GPU is in use
         finished = samples.finished
         step = time_step(step, collate_fn([finished[n % len(finished)] for n in range(batch_size)]))

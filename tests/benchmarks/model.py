@@ -24,7 +24,7 @@ from reuseloader import ReuseDataLoader, ReuseKey, ReusePolicy, advise
 from reuseloader.nodes import ReuseMapper, ReuseSampler
 
 LIFETIMES = (1, 2, 4)
-TARGET = 1.25
+TARGET = 1.3
 Pipeline = Literal["graph", "dataloader"]
 
 
@@ -129,4 +129,4 @@ def main(args: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments(__doc__, samples=1024, size=150_000, batch=16, build=0.01, step=0.03, rounds=5))
+    main(arguments(__doc__, samples=512, size=150_000, batch=16, build=0.02, step=0.06, rounds=5))
