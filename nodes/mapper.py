@@ -11,6 +11,7 @@ from reuseloader.codec import Load, Save
 from reuseloader.digest import Digest, told
 from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
+from reuseloader.model import AHEAD, CONSUMER, WORKERS, Pipeline
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
 from reuseloader.nodes.progress import Progress
@@ -19,6 +20,7 @@ from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.report import Report
 from reuseloader.stats import PassTimes, Stats
 from reuseloader.tally import Miss
 from reuseloader.validate import callable_or_none, instance, int_at_least
@@ -85,14 +87,14 @@ class ReuseMapper(BaseNode[Any]):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source: BaseNode[Any] = instance(BaseNode, "source", source)
-        num_workers = int_at_least(0, "num_workers", num_workers)
+        self._num_workers = int_at_least(0, "num_workers", num_workers)
         self._in_order = instance(bool, "in_order", in_order)
         self._is_digested = instance(bool, "digest", digest)
         if method not in ("thread", "process"):
             raise ValueError(f"method must be 'thread' or 'process', got {method!r}")
         context = process_context(multiprocessing_context)
         if max_concurrent is None:
-            max_concurrent = max(1, 2 * num_workers)
+            max_concurrent = max(1, 2 * self._num_workers)
         self._max_concurrent = int_at_least(1, "max_concurrent", max_concurrent)
         self._snapshot_frequency = int_at_least(0, "snapshot_frequency", snapshot_frequency)
         self._group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
@@ -111,16 +113,18 @@ class ReuseMapper(BaseNode[Any]):
         )
         self._pool: Pool | None = None
         self._look_ahead = 1
-        if num_workers > 0:
+        if self._num_workers > 0:
             self._look_ahead = self._max_concurrent * min(policy.lifetime, _LONGEST)
             if method == "thread":
-                self._pool = ThreadPool(self._fetcher, num_workers, worker_init_fn)
+                self._pool = ThreadPool(self._fetcher, self._num_workers, worker_init_fn)
             else:
-                self._pool = ProcessPool(self._fetcher, num_workers, worker_init_fn, context)
+                self._pool = ProcessPool(self._fetcher, self._num_workers, worker_init_fn, context)
         # what is taken as it is pulled needs a snapshot of the source only when somebody asks
         self._ahead = self._pool is not None or self._group > 1
         self._fence: Fence[Running] = Fence()
         self._times: PassTimes | None = None
+        self._is_ahead_of_training = False  # a Prefetcher's thread takes the samples
+        self._lists = False  # they come in lists
         self._digest: Digest | None = None
         self._pulling = threading.Lock()
 
@@ -163,12 +167,13 @@ class ReuseMapper(BaseNode[Any]):
             raise
         except BaseException as error:
             # a prefetching thread would die of it in silence, and its consumer wait for ever
-            if threading.current_thread() is threading.main_thread():
+            if _in_main_thread():
                 raise
             raise RuntimeError(f"build or source raised {error!r}") from error
         finally:
             self._fence.require(running)  # was it broken off meanwhile? Then all is in vain
         number, request, sample = taken
+        running.samples += request.samples
         if self._is_digested:
             running.add_to_digest(request, sample)
         running.progress.deliver(number)
@@ -258,6 +263,7 @@ class ReuseMapper(BaseNode[Any]):
         if isinstance(item, IndexEpoch):
             return BuildRequest(self._fetcher.key(item))
         if isinstance(item, list) and all(isinstance(pair, IndexEpoch) for pair in item):
+            self._lists = True
             return BatchRequest([BuildRequest(self._fetcher.key(pair)) for pair in item])
         raise TypeError(
             f"source must yield IndexEpoch pairs or lists of them, got {item!r}. "
@@ -268,7 +274,8 @@ class ReuseMapper(BaseNode[Any]):
         """Raise what ended the source."""
         self._fetcher.tally.warn()
         if isinstance(running.error, StopIteration):
-            self._times = running.watch.ended(running.epoch)
+            self._is_ahead_of_training = not _in_main_thread()
+            self._times = running.watch.ended(running.epoch, running.samples)
             self._digest = running.whole_digest()
             raise StopIteration
         raise running.error
@@ -309,6 +316,27 @@ class ReuseMapper(BaseNode[Any]):
         """What was read, built and stored so far, by this process and all workers."""
         return self._fetcher.tally.stats()
 
+    def report(self) -> Report:
+        """What `stats` and the newest whole pass mean, for people: ``print(mapper.report())``.
+
+        It sees what takes samples from this node: training, or a Prefetcher in its stead.
+        """
+        newest = self._times
+        return Report.of(
+            self.stats(),
+            newest,
+            size=newest.samples if newest else self._fetcher.size,
+            lifetime=self._fetcher.policy.lifetime,
+            pipeline=self._pipeline(),
+        )
+
+    def _pipeline(self) -> Pipeline:
+        """Who does what, as far as the passes so far have shown."""
+        if self._lists and self._fetcher.finish is not None:
+            return Pipeline(self._num_workers, WORKERS)
+        reads = AHEAD if self._is_ahead_of_training else CONSUMER
+        return Pipeline(self._num_workers, reads, rereads=isinstance(self._pool, ProcessPool))
+
     def digest(self) -> str:
         """A text for the samples of the newest whole pass, as `ReuseDataLoader.digest` has it.
 
@@ -327,6 +355,10 @@ class ReuseMapper(BaseNode[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _require_policy(source: Any, policy: ReusePolicy) -> None:

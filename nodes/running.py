@@ -42,6 +42,7 @@ class Running:
         self.progress = progress
         self.watch = PassWatch()
         self.epoch = 0  # of what was pulled last
+        self.samples = 0  # delivered
         self.current: tuple[int, Request] | None = None  # what is made without a window
         self.window: deque[Unit] = deque()
         self.building = 0  # units of the window that have a future

@@ -36,6 +36,10 @@ class Request(Protocol):
     def epoch(self) -> int:
         """The epoch it is of; of an empty list, 0."""
 
+    @property
+    def samples(self) -> int:
+        """How many samples it is."""
+
     def needs_worker(self, fetcher: Fetcher) -> bool:
         """Whether it is worth a worker: there is something to build."""
 
@@ -68,6 +72,11 @@ class BuildRequest:
     def epoch(self) -> int:
         """The epoch of its pair."""
         return self.key.epoch
+
+    @property
+    def samples(self) -> int:
+        """One."""
+        return 1
 
     def needs_worker(self, fetcher: Fetcher) -> bool:
         """Unless it is stored."""
@@ -130,6 +139,11 @@ class BatchRequest(NamedTuple):
     def epoch(self) -> int:
         """The epoch of its last pair, or 0."""
         return self.parts[-1].epoch if self.parts else 0
+
+    @property
+    def samples(self) -> int:
+        """The length of the list."""
+        return len(self.parts)
 
     def needs_worker(self, fetcher: Fetcher) -> bool:
         """Unless all is stored, and only to be read."""

@@ -13,6 +13,7 @@ from reuseloader.loader import ReuseDataLoader
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
 from reuseloader.sampler import ReuseSampler
+from reuseloader.trial import advise
 
 __all__ = [
     "FromDataset",
@@ -26,4 +27,5 @@ __all__ = [
     "ReuseSampler",
     "ReuseWarning",
     "StateMismatchError",
+    "advise",
 ]

@@ -11,6 +11,7 @@ from reuseloader.epochs import EpochClock
 from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.report import Report
 from reuseloader.stats import Stats
 from reuseloader.validate import exact_int, instance, int_at_least
 
@@ -131,6 +132,12 @@ class ReuseDataset(Dataset[Any]):
     def stats(self) -> Stats:
         """What was read, built and stored so far, by this process and all workers."""
         return self._fetcher.tally.stats()
+
+    def report(self) -> Report:
+        """What `stats` means, for people; who waits for its samples a dataset does not know."""
+        return Report.of(
+            self.stats(), None, size=self._size, lifetime=self.policy.lifetime, pipeline=None
+        )
 
     def digest(self) -> str:
         """A text for the samples delivered in ``epoch``, by all workers, since it was set.

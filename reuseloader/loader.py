@@ -12,10 +12,12 @@ from reuseloader.digest import Digest, told
 from reuseloader.epochs import EpochClock
 from reuseloader.errors import StateMismatchError, warn
 from reuseloader.fetcher import Build, Finish, StorePath
+from reuseloader.model import WORKERS, Pipeline
 from reuseloader.order import SHARED
 from reuseloader.pass_order import PassOrder
 from reuseloader.pickling import explain_pickling
 from reuseloader.policy import ReusePolicy
+from reuseloader.report import Report
 from reuseloader.sampler import ReuseSampler, loader_sampler
 from reuseloader.stats import PassTimes, PassWatch, Stats
 
@@ -154,6 +156,17 @@ class ReuseDataLoader(DataLoader[Any]):
         """What was read, built and stored so far, by this process and all workers."""
         return self.dataset.stats()
 
+    def report(self) -> Report:
+        """What `stats` and the newest pass mean, for people: ``print(loader.report())``."""
+        newest = self._times
+        return Report.of(
+            self.stats(),
+            newest,
+            size=newest.samples if newest else self.size,
+            lifetime=self.lifetime,
+            pipeline=Pipeline(self.num_workers, WORKERS),
+        )
+
     def digest(self) -> str:
         """A text for the samples of the newest pass that was delivered whole.
 
@@ -263,7 +276,7 @@ class _LoaderPass(Iterator[Any]):
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._loader._times = self._watch.ended(self._epoch)
+            self._loader._times = self._watch.ended(self._epoch, self._drawn.count)
             self._loader._digest = self._whole_digest()
             self._end()
             raise

@@ -49,6 +49,7 @@ class PassTimes:
     epoch: int
     elapsed: float  # seconds from its first item asked for to its end
     waited: float  # seconds thereof that its consumer waited for items
+    samples: int  # that it delivered; of a resumed pass, from there on
 
 
 class PassWatch:
@@ -69,7 +70,7 @@ class PassWatch:
         """It has the item."""
         self._waited += perf_counter() - self._asked
 
-    def ended(self, epoch: int) -> PassTimes:
+    def ended(self, epoch: int, samples: int) -> PassTimes:
         """There was no item left: the whole pass."""
         self.got()
-        return PassTimes(epoch, perf_counter() - self._began, self._waited)
+        return PassTimes(epoch, perf_counter() - self._began, self._waited, samples)

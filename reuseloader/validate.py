@@ -1,6 +1,8 @@
 """Checks of arguments: each returns the plain value or raises one error that names the argument."""
 
 import operator
+from math import inf
+from numbers import Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,3 +43,13 @@ def callable_or_none(name: str, value: Any) -> Any:
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable or None, got {value!r}")
     return value
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return ``value`` as a finite number of seconds above 0."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    number = float(value)
+    if not 0 < number < inf:
+        raise ValueError(f"{name} must be a number of seconds above 0, got {value!r}")
+    return number

@@ -14,6 +14,7 @@ SHORT_FORMS = {
     "epoch": "--samples 16 --size 1000 --batch 8 --build 0.0005 --rounds 1",
     "breakeven": "--samples 8 --size 1000 --batch 4 --rounds 1 --builds 0.0001 --sizes 100 "
     "--budget 0.001",
+    "model": "--samples 16 --size 1000 --batch 4 --build 0.0005 --step 0.0001 --rounds 1",
     "peers": "--samples 16 --size 1000 --batch 4 --build 0.0005 --rounds 1",
     "scale": "--sizes 100 --files 100 --rounds 1",
     "all": "--scripts hit --rounds 1",

@@ -22,6 +22,7 @@ from reuseloader import (
     ReuseSampler,
     ReuseWarning,
     StateMismatchError,
+    advise,
 )
 from reuseloader import nodes as reuse_nodes
 
@@ -188,6 +189,14 @@ wrapped = reuse_nodes.WithEpoch(IterableWrapper(range(10)), start_epoch=1)
 with reuse_nodes.ReuseMapper(wrapped, Build(), Records(), policy) as within:
     assert_type(within, reuse_nodes.ReuseMapper)
 mapper.close()
+
+# advice
+advice = advise(build, 10, "store", batch_size=4, step=0.1)
+advise(Build(), 10, Path("store"), batch_size=4, step=lambda batch: None, pipeline="dataloader")
+advise(build, 10, LMDBStore(Path("store")), batch_size=4, finish=finish, ranks_per_machine=2)
+assert_type(advice.lifetime, int | None)
+assert_type(advice.num_workers, int)
+assert_type(str(advice), str)
 
 # errors
 error: ReuseError = StateMismatchError("of another order")

@@ -1,0 +1,257 @@
+"""What a loader has done so far, in words, and what other lifetimes would cost."""
+
+from dataclasses import dataclass
+
+from reuseloader.model import (
+    CONSUMER,
+    WORKERS,
+    Costs,
+    Pipeline,
+    Prediction,
+    smallest_hiding,
+    steady_epoch,
+)
+from reuseloader.stats import PassTimes, Stats
+from reuseloader.text import amount, columns, duration, number, paragraph, plural, share
+
+INPUT_BOUND = 0.05  # the share of a pass that training may wait before it counts as waiting
+_SHOWN = (1, 2, 4, 8)  # lifetimes that are always predicted
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a loader's counts mean: ``str(report)`` is for people, the fields are for programs.
+
+    `dataclasses.asdict` makes a dict of it that `json.dumps` takes. Seconds are means of one
+    sample, as a worker measured them. What has not been measured is None, or missing from
+    ``predictions``.
+
+    Attributes:
+        stats: what the loader counted.
+        newest: the times of the newest pass that has ended.
+        waited: the share of it, 0 to 1, that training waited for samples.
+        input_bound: whether that is more than 5 %.
+        size: how many samples a pass delivers here; None if that is not known.
+        lifetime: that of the loader.
+        pipeline: who does what; None if that is not known.
+        hit_rate, expected_hit_rate: so far, and of epochs after epoch 0: (L-1)/L. From 0 to 1.
+        build, hit, store, finish: seconds; ``store`` per build.
+        predictions: epochs after the first at other lifetimes, by `reuseloader.model`.
+        hiding: the smallest lifetime at which training never waits for a build; None if there is
+            no such, or if ``predictions`` have only lifetime 1.
+    """
+
+    stats: Stats
+    newest: PassTimes | None
+    waited: float | None
+    input_bound: bool | None
+    size: int | None
+    lifetime: int
+    pipeline: Pipeline | None
+    hit_rate: float | None
+    expected_hit_rate: float
+    build: float | None
+    hit: float | None
+    store: float | None
+    finish: float | None
+    predictions: tuple[Prediction, ...]
+    hiding: int | None
+
+    @classmethod
+    def of(
+        cls,
+        stats: Stats,
+        newest: PassTimes | None,
+        *,
+        size: int | None,
+        lifetime: int,
+        pipeline: Pipeline | None,
+    ) -> "Report":
+        """The report of these counts and times; the arguments are the fields of that name."""
+        build = _mean(stats.build_seconds, stats.builds)
+        hit = _mean(stats.load_seconds, stats.hits)
+        store = _mean(stats.store_seconds, stats.builds) if lifetime > 1 else None
+        finish = _mean(stats.finish_seconds, stats.samples)
+        waited = None if newest is None else newest.waited / max(newest.elapsed, 1e-9)
+        hiding = None
+        predictions: list[Prediction] = []
+        if newest is not None and pipeline is not None and build is not None and size:
+            costs = Costs(build, hit or 0.0, store or 0.0, finish or 0.0)
+            training = max(0.0, newest.elapsed - newest.waited)
+            hiding = smallest_hiding(costs, pipeline, training=training, size=size)
+            shown = {*_SHOWN, lifetime, hiding or 1}
+            if hit is None:  # then only lifetime 1, at which nothing is read, can be told
+                hiding, shown = (1 if hiding == 1 else None), {1}
+            predictions = [
+                steady_epoch(costs, pipeline, training=training, size=size, lifetime=one)
+                for one in sorted(shown)
+            ]
+        return cls(
+            stats=stats,
+            newest=newest,
+            waited=waited,
+            input_bound=None if waited is None else waited > INPUT_BOUND,
+            size=size,
+            lifetime=lifetime,
+            pipeline=pipeline,
+            hit_rate=_mean(stats.hits, stats.samples),
+            expected_hit_rate=(lifetime - 1) / lifetime,
+            build=build,
+            hit=hit,
+            store=store,
+            finish=finish,
+            predictions=tuple(predictions),
+            hiding=hiding,
+        )
+
+    def __str__(self) -> str:
+        parts = self._setup(), self._counts(), self._unexpected(), self._pass(), self._outlook()
+        return "\n\n".join(part for part in parts if part)
+
+    def _setup(self) -> str:
+        size = "" if self.size is None else f"{plural(self.size, 'sample')} an epoch, "
+        workers = f", {plural(self.pipeline.num_workers, 'worker')}" if self.pipeline else ""
+        return f"{size}lifetime {number(self.lifetime)}{workers}"
+
+    def _counts(self) -> str:
+        stats = self.stats
+        if not stats.samples:
+            return "No sample has been delivered yet."
+        expected = share(self.expected_hit_rate, 1.0)
+        rows = [
+            ("delivered", number(stats.samples), f"{number(stats.builds)} of them built"),
+            ("hit rate", share(stats.hits, stats.samples), f"{expected} expected after epoch 0"),
+            ("a build", _time(self.build), ""),
+        ]
+        if self.store is not None:
+            rows.append(("storing it", duration(self.store), ""))
+        if self.hit is not None:
+            rows.append(("a hit", duration(self.hit), amount(stats.bytes_read / stats.hits)))
+        if stats.finish_seconds:
+            rows.append(("finish", _time(self.finish), "at every use"))
+        return columns([(name.ljust(10), value, f"  {rest}") for name, value, rest in rows])
+
+    def _unexpected(self) -> str:
+        """What the rule did not ask for, and what may be behind it."""
+        stats = self.stats
+        causes = (
+            (
+                stats.absent,
+                "built because nothing was stored",
+                "Expected once, where a run resumes over an empty directory. Else files were "
+                "deleted, or ranks with a directory each do not keep to samples of their own.",
+            ),
+            (
+                stats.other_stamp,
+                "built because what was stored had another stamp",
+                "Another fingerprint, seed, lifetime or format wrote here: give runs that differ "
+                "in one of them a directory each.",
+            ),
+            (
+                stats.damaged,
+                "built because what was stored could not be read",
+                "The ReuseWarning of the pass names the first: a failing disk, or a load that "
+                "raises.",
+            ),
+            (stats.unsaved, "could not be stored", f"The first: {stats.unsaved_reason}"),
+        )
+        return "\n".join(
+            f"{plural(count, 'sample')} {what}.\n{paragraph(why, '  ')}"
+            for count, what, why in causes
+            if count
+        )
+
+    def _pass(self) -> str:
+        """The newest pass, and the verdict on it."""
+        if self.pipeline is None:
+            return "Whether training waits for samples, a dataset alone does not know."
+        if self.newest is None:
+            return "No pass has ended yet: whether training waits for samples is not known."
+        epoch, elapsed, waited = self.newest.epoch, self.newest.elapsed, self.newest.waited
+        verdict = "not input-bound, samples come as fast as training takes them"
+        if self.input_bound:
+            verdict = "input-bound, training would be faster if samples came faster"
+            if epoch == 0 and self.lifetime > 1:
+                verdict = "input-bound, but epoch 0 builds every sample: look again after another"
+        return paragraph(
+            f"Epoch {epoch} took {duration(elapsed)}. Training waited {duration(waited)} of it for "
+            f"samples ({share(waited, elapsed)}): {verdict}."
+        )
+
+    def _outlook(self) -> str:
+        """Other lifetimes, if enough is known to tell."""
+        newest = self.newest
+        if newest is None:
+            return ""
+        if not self.predictions:
+            lacking = "no build has been timed" if self.build is None else "the size is not known"
+            return f"What other lifetimes would cost cannot be told: {lacking}."
+        head = ("lifetime", "an epoch", "training waits", "", "builds", "")
+        rows = [(*cells(at), self._remark(at, newest)) for at in self.predictions]
+        return (
+            f"Predicted for epochs after epoch 0:\n\n{columns([head, *rows])}\n\n"
+            f"{paragraph(self._advice(newest))}"
+        )
+
+    def _remark(self, at: Prediction, newest: PassTimes) -> str:
+        remarks = []
+        if at.lifetime == self.lifetime:
+            remarks.append(f"now, took {duration(newest.elapsed)}" if newest.epoch else "now")
+        if at.lifetime == self.hiding:
+            remarks.append("hides the builds")
+        return f"  {'; '.join(remarks)}"
+
+    def _advice(self, newest: PassTimes) -> str:
+        if self.hiding is None:
+            if self.pipeline is None or self.build is None or self.hit is None:
+                return (
+                    "What a hit costs is not known, since none has been timed; advise() measures "
+                    "it, and so predicts longer lifetimes."
+                )
+            return why_none(self.pipeline, self.build, self.hit)
+        never = "training never waits for a build"
+        if self.hiding > self.lifetime:
+            return f"Lifetime {self.hiding} is the smallest at which {never}."
+        if self.input_bound and newest.epoch > 0:
+            return (
+                "These costs do not explain the waiting: collating and moving batches, or workers "
+                "that share processors with training, take the rest."
+            )
+        if self.hiding < self.lifetime:
+            return (
+                f"Lifetime {self.hiding} is enough: {never}, and a longer one only makes samples "
+                f"less fresh."
+            )
+        return f"Lifetime {self.hiding} is right: the smallest at which {never}."
+
+
+def cells(at: Prediction) -> tuple[str, str, str, str, str]:
+    """A prediction's lifetime, epoch, waiting, its share, and builds, in words."""
+    return (
+        number(at.lifetime),
+        duration(at.seconds),
+        duration(at.wait),
+        share(at.wait, at.seconds),
+        number(at.builds),
+    )
+
+
+def why_none(pipeline: Pipeline, build: float, hit: float) -> str:
+    """Why no lifetime hides the builds, and what would help."""
+    if pipeline.builds_in == CONSUMER:
+        return "Without workers training waits for every build: num_workers > 0 builds meanwhile."
+    if hit >= build:
+        return "Reuse does not pay here: reading a stored sample takes longer than building it."
+    more = " and more workers" if pipeline.reads_in == WORKERS else ""
+    return (
+        f"No lifetime keeps training from waiting, since reading stored samples alone takes longer "
+        f"than training: cheaper hits (format='tensors', LMDBStore){more} would help."
+    )
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
+
+
+def _time(seconds: float | None) -> str:
+    return "not known" if seconds is None else duration(seconds)
