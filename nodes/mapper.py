@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import FIRST_COMPLETED, wait
 from multiprocessing.context import BaseContext
+from time import perf_counter
 from typing import Any, Literal, NoReturn, Self
 
 from torchdata.nodes import BaseNode
@@ -274,21 +275,22 @@ class ReuseMapper(BaseNode[Any]):
         """Raise what ended the source."""
         self._fetcher.tally.warn()
         if isinstance(running.error, StopIteration):
-            self._is_ahead_of_training = not _in_main_thread()
-            self._times = running.watch.ended(running.epoch, running.samples)
+            ahead = self._is_ahead_of_training = not _in_main_thread()
+            self._times = running.watch.ended(running.epoch, running.samples, ahead=ahead)
             self._digest = running.whole_digest()
             raise StopIteration
         raise running.error
 
     def _take(self, running: Running) -> Unit:
         """The unit to deliver next, in order or as soon as there is one."""
-        if self._in_order:
-            return running.window[0]
+        candidates = [running.window[0]] if self._in_order else running.window
         while True:
-            for unit in running.window:
+            for unit in candidates:
                 if unit.future is None or unit.future.done():
                     return unit
-            wait([unit.future for unit in running.window if unit.future], None, FIRST_COMPLETED)
+            began = perf_counter()
+            wait([unit.future for unit in candidates if unit.future], None, FIRST_COMPLETED)
+            running.watch.blocked += perf_counter() - began
 
     def _samples(self, unit: Unit) -> list[Any]:
         if self._pool is None or unit.future is None:

@@ -29,8 +29,9 @@ class Report:
     Attributes:
         stats: what the loader counted.
         newest: the times of the newest pass that has ended.
-        waited: the share of it, 0 to 1, that training waited for samples.
-        input_bound: whether that is more than 5 %.
+        waited: the share of it, 0 to 1, that training waited for samples; None where that cannot be
+            seen: behind a Prefetcher that was never held up.
+        input_bound: whether that is more than 5 %, or cannot be seen.
         size: how many samples a pass delivers here; None if that is not known.
         lifetime: that of the loader.
         pipeline: who does what; None if that is not known.
@@ -72,13 +73,14 @@ class Report:
         hit = _mean(stats.load_seconds, stats.hits)
         store = _mean(stats.store_seconds, stats.builds) if lifetime > 1 else None
         finish = _mean(stats.finish_seconds, stats.samples)
-        waited = None if newest is None else newest.waited / max(newest.elapsed, 1e-9)
+        waited = None if newest is None else _waited(newest)
         hiding = None
         predictions: list[Prediction] = []
         if newest is not None and pipeline is not None and build is not None and size:
             costs = Costs(build, hit or 0.0, store or 0.0, finish or 0.0)
-            training = max(0.0, newest.elapsed - newest.waited)
-            hiding = smallest_hiding(costs, pipeline, training=training, size=size)
+            training = 0.0 if waited is None else newest.elapsed * (1 - waited)
+            if waited is not None:
+                hiding = smallest_hiding(costs, pipeline, training=training, size=size)
             shown = {*_SHOWN, lifetime, hiding or 1}
             if hit is None:  # then only lifetime 1, at which nothing is read, can be told
                 hiding, shown = (1 if hiding == 1 else None), {1}
@@ -90,7 +92,7 @@ class Report:
             stats=stats,
             newest=newest,
             waited=waited,
-            input_bound=None if waited is None else waited > INPUT_BOUND,
+            input_bound=None if newest is None else waited is None or waited > INPUT_BOUND,
             size=size,
             lifetime=lifetime,
             pipeline=pipeline,
@@ -167,15 +169,18 @@ class Report:
             return "Whether training waits for samples, a dataset alone does not know."
         if self.newest is None:
             return "No pass has ended yet: whether training waits for samples is not known."
-        epoch, elapsed, waited = self.newest.epoch, self.newest.elapsed, self.newest.waited
+        epoch, elapsed = self.newest.epoch, self.newest.elapsed
         verdict = "not input-bound, samples come as fast as training takes them"
         if self.input_bound:
             verdict = "input-bound, training would be faster if samples came faster"
             if epoch == 0 and self.lifetime > 1:
                 verdict = "input-bound, but epoch 0 builds every sample: look again after another"
+        seen, seconds = "Training waited for samples", self.newest.waited
+        if self.newest.held is not None:
+            seen, seconds = "Training held up the thread that runs ahead of it", self.newest.held
         return paragraph(
-            f"Epoch {epoch} took {duration(elapsed)}. Training waited {duration(waited)} of it for "
-            f"samples ({share(waited, elapsed)}): {verdict}."
+            f"Epoch {epoch} took {duration(elapsed)}. {seen} for {duration(seconds)} of it "
+            f"({share(seconds, elapsed)}): {verdict}."
         )
 
     def _outlook(self) -> str:
@@ -186,10 +191,14 @@ class Report:
         if not self.predictions:
             lacking = "no build has been timed" if self.build is None else "the size is not known"
             return f"What other lifetimes would cost cannot be told: {lacking}."
-        head = ("lifetime", "an epoch", "training waits", "", "builds", "")
-        rows = [(*cells(at), self._remark(at, newest)) for at in self.predictions]
+        rows: list[tuple[str, ...]] = [
+            ("lifetime", "an epoch", "training waits", "", "builds", ""),
+            *((*cells(at), self._remark(at, newest)) for at in self.predictions),
+        ]
+        if self.waited is None:  # nor is it known how long training takes
+            rows = [(row[0], row[1], *row[4:]) for row in rows]
         return (
-            f"Predicted for epochs after epoch 0:\n\n{columns([head, *rows])}\n\n"
+            f"Predicted for epochs after epoch 0:\n\n{columns(rows)}\n\n"
             f"{paragraph(self._advice(newest))}"
         )
 
@@ -202,6 +211,11 @@ class Report:
         return f"  {'; '.join(remarks)}"
 
     def _advice(self, newest: PassTimes) -> str:
+        if self.waited is None:
+            return (
+                "At least: how long training takes cannot be seen behind a Prefetcher while "
+                "training waits. advise(step=...) predicts with it."
+            )
         if self.hiding is None:
             if self.pipeline is None or self.build is None or self.hit is None:
                 return (
@@ -247,6 +261,13 @@ def why_none(pipeline: Pipeline, build: float, hit: float) -> str:
         f"No lifetime keeps training from waiting, since reading stored samples alone takes longer "
         f"than training: cheaper hits (format='tensors', LMDBStore){more} would help."
     )
+
+
+def _waited(newest: PassTimes) -> float | None:
+    """The share of a pass that training waited, if that can be seen."""
+    if newest.held is None:
+        return newest.waited / max(newest.elapsed, 1e-9)
+    return 0.0 if newest.held > INPUT_BOUND * newest.elapsed else None
 
 
 def _mean(total: float, count: int) -> float | None:

@@ -1,7 +1,7 @@
 """What a loader has done so far, in numbers."""
 
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,34 @@ class PassTimes:
     elapsed: float  # seconds from its first item asked for to its end
     waited: float  # seconds thereof that its consumer waited for items
     samples: int  # that it delivered; of a resumed pass, from there on
+    held: float | None = None  # seconds that a thread ahead of training was held up by what follows
 
 
 class PassWatch:
     """Times one pass, where its items are taken."""
 
-    __slots__ = ("_asked", "_began", "_waited")
+    __slots__ = ("_asked", "_began", "_cpu", "_waited", "blocked")
 
     def __init__(self) -> None:
-        self._began = self._asked = self._waited = 0.0
+        self._began = self._asked = self._waited = self._cpu = 0.0
+        self.blocked = 0.0  # seconds of waiting for workers
 
     def ask(self) -> None:
         """The consumer asks for an item."""
         self._asked = perf_counter()
         if self._began == 0.0:
-            self._began = self._asked
+            self._began, self._cpu = self._asked, thread_time()
 
     def got(self) -> None:
         """It has the item."""
         self._waited += perf_counter() - self._asked
 
-    def ended(self, epoch: int, samples: int) -> PassTimes:
-        """There was no item left: the whole pass."""
+    def ended(self, epoch: int, samples: int, *, ahead: bool = False) -> PassTimes:
+        """There was no item left: the whole pass.
+
+        Of a thread ``ahead`` of training, neither at work nor waiting for workers is held up.
+        """
         self.got()
-        return PassTimes(epoch, perf_counter() - self._began, self._waited, samples)
+        elapsed = perf_counter() - self._began
+        idle = elapsed - (thread_time() - self._cpu) - self.blocked
+        return PassTimes(epoch, elapsed, self._waited, samples, max(0.0, idle) if ahead else None)

@@ -49,7 +49,9 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def paragraph(text: str, indent: str = "") -> str:
     """The text in lines of at most `WIDTH` columns."""
-    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _three(value: float) -> str:

@@ -66,7 +66,7 @@ def test_an_input_bound_loader_is_told_the_lifetime_that_hides_the_builds():
     assert "delivered 8,000 2,750 of them built" in text
     assert "hit rate 65.6 % 75.0 % expected after epoch 0" in text
     assert "a build 10.0 ms storing it 1.00 ms a hit 0.500 ms 150 KB" in text
-    assert "Epoch 7 took 2.75 s. Training waited 750 ms of it for samples (27.3 %)" in text
+    assert "Epoch 7 took 2.75 s. Training waited for samples for 750 ms of it (27.3 %)" in text
     assert "input-bound, training would be faster if samples came faster." in text
     assert "4 2.75 s 750 ms 27.3 % 250 now, took 2.75 s" in text
     assert "6 2.00 s 0 s 0.0 % 167 hides the builds" in text
@@ -95,6 +95,27 @@ def test_waiting_that_the_costs_do_not_explain_is_said():
     text = text_of(newest=PassTimes(7, 10.0, 4.0, 1000))
     assert "These costs do not explain the waiting" in text
     assert "Lifetime 2 is enough" not in text
+
+
+def test_behind_a_prefetcher_that_is_held_up_training_takes_the_whole_pass():
+    """The thread waits for training, so training waits for nothing."""
+    made = report(newest=PassTimes(7, 6.0, 4.0, 1000, held=1.0))
+    assert (made.waited, made.input_bound, made.hiding) == (0.0, False, 2)
+    text = " ".join(str(made).split())
+    assert (
+        "Training held up the thread that runs ahead of it for 1.00 s of it (16.7 %): not" in text
+    )
+    assert "Lifetime 2 is enough" in text
+
+
+def test_behind_a_prefetcher_that_never_waits_training_cannot_be_seen():
+    """It is input-bound; epochs are predicted from below, and no lifetime is named."""
+    made = report(newest=PassTimes(7, 6.0, 5.5, 1000, held=0.1))
+    assert (made.waited, made.input_bound, made.hiding) == (None, True, None)
+    text = " ".join(str(made).split())
+    assert "for 100 ms of it (1.7 %): input-bound" in text
+    assert "lifetime an epoch builds 1 10.0 s 1,000 2 5.50 s 500" in text
+    assert text.endswith("advise(step=...) predicts with it.")
 
 
 def test_epoch_0_is_no_example():

@@ -4,16 +4,18 @@ import copy
 import errno
 import os
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 from helpers import FORKS, START_METHODS, index_of, sample_of
 from torch.utils.data import DataLoader
-from torchdata.nodes import Batcher, Loader
+from torchdata.nodes import Batcher, Loader, Prefetcher
 
 from reuseloader import IndexEpoch, ReuseDataLoader, ReuseDataset, ReusePolicy, ReuseWarning
 from reuseloader.counters import Counters
+from reuseloader.model import AHEAD, CONSUMER, WORKERS, Pipeline
 from reuseloader.nodes import ReuseMapper, ReuseSampler
 from reuseloader.shared import SharedBytes
 from reuseloader.stats import PassTimes, Stats
@@ -296,6 +298,48 @@ def test_a_mapper_knows_the_epoch_of_its_newest_whole_pass(store):
         assert list(Loader(mapper)) == []
         assert isinstance(mapper._times, PassTimes)
         assert mapper._times.epoch == 0
+
+
+def test_every_report_knows_its_pipeline(store):
+    """Who builds, who reads: a loader, graphs with and without Prefetcher, lists; a dataset not."""
+    graph = {"num_workers": 2, "method": "process", "multiprocessing_context": "fork"}
+    for options, lists, prefetched, pipeline in (
+        ({}, False, False, Pipeline(0, CONSUMER)),
+        ({"num_workers": 2}, False, True, Pipeline(2, AHEAD)),
+        (graph, False, False, Pipeline(2, CONSUMER, rereads=True)),
+        ({**graph, "finish": identity}, True, True, Pipeline(2, WORKERS)),
+    ):
+        source = ReuseSampler(SIZE, POLICY)
+        source = Batcher(source, 4, drop_last=False) if lists else source
+        with ReuseMapper(source, index_of, store, POLICY, **options) as mapper:
+            assert mapper.report().newest is None
+            root = Prefetcher(mapper, 2) if prefetched else mapper
+            list(Loader(root))
+            report = mapper.report()
+            assert (report.pipeline, report.size) == (pipeline, SIZE)
+            assert (report.newest.held is None) == (not prefetched)
+            vars(root).clear() if prefetched else None
+    with ReuseDataLoader(index_of, SIZE, store, lifetime=LIFETIME) as loader:
+        list(loader)
+        assert loader.report().pipeline == Pipeline(0, WORKERS)
+        assert "a dataset alone does not know" in str(loader.dataset.report())
+
+
+def slow(key):
+    time.sleep(0.004)
+    return key.index
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_verdict_on_a_prefetcher(waits, store):
+    """A consumer that takes none of the time is input-bound, one that takes most of it is not."""
+    policy = ReusePolicy(1)
+    with ReuseMapper(ReuseSampler(40, policy), slow, store, policy, num_workers=2) as mapper:
+        root = Prefetcher(mapper, 2)
+        for _ in Loader(root):
+            time.sleep(0 if waits else 0.02)
+        assert mapper.report().input_bound is waits
+        vars(root).clear()
 
 
 def test_shared_memory_is_small():
