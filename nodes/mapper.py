@@ -11,12 +11,13 @@ from reuseloader.codec import Load, Save
 from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import MISS, Build, Fetcher, Finish, StorePath
 from reuseloader.nodes.fence import Fence
-from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
+from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool
 from reuseloader.nodes.progress import Progress
 from reuseloader.nodes.running import Running, Unit
 from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
+from reuseloader.pickling import process_context
 from reuseloader.policy import ReusePolicy
 from reuseloader.validate import callable_or_none, instance, int_at_least
 

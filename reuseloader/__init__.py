@@ -5,15 +5,17 @@ the side of `torch.utils.data.DataLoader`.
 """
 
 from reuseloader.dataset import ReuseDataset
-from reuseloader.errors import ReuseError, ReuseWarning, StateMismatchError
+from reuseloader.errors import ImpureBuildError, ReuseError, ReuseWarning, StateMismatchError
 from reuseloader.key import ReuseKey
 from reuseloader.lmdb_store import LMDBStore
 from reuseloader.loader import ReuseDataLoader
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.purity import check_build
 from reuseloader.sampler import ReuseSampler
 
 __all__ = [
+    "ImpureBuildError",
     "IndexEpoch",
     "LMDBStore",
     "ReuseDataLoader",
@@ -24,4 +26,5 @@ __all__ = [
     "ReuseSampler",
     "ReuseWarning",
     "StateMismatchError",
+    "check_build",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reuseloader.difference import Difference, in_words
+from reuseloader.difference import Difference, in_words, with_type
 
 _SCALARS = (bool, int, float, complex, str, bytes)
 
@@ -28,7 +28,7 @@ def _breaches(place: str, one: Any, other: Any) -> Iterator[Difference]:
     if kind is None or other_kind is None:
         return
     if kind is not other_kind:
-        yield Difference(place, _called(one), _called(other))
+        yield Difference(place, with_type(one), with_type(other))
     elif kind in (torch.Tensor, np.ndarray):
         for name in ("dtype", "ndim"):
             found, other_found = _shown(one, name), _shown(other, name)
@@ -40,8 +40,8 @@ def _breaches(place: str, one: Any, other: Any) -> Iterator[Difference]:
             if name in one and name in other:
                 yield from _breaches(at, one[name], other[name])
             else:
-                found = (in_words(it[name]) if name in it else "absent" for it in (one, other))
-                yield Difference(at, *found)
+                words = (in_words(it[name]) if name in it else "absent" for it in (one, other))
+                yield Difference(at, *words)
     elif isinstance(one, tuple):
         if len(one) != len(other):
             yield Difference(place, f"of length {len(one)}", f"of length {len(other)}")
@@ -53,8 +53,8 @@ def _breaches(place: str, one: Any, other: Any) -> Iterator[Difference]:
                 yield from _breaches(f"{place}[{number}]", *parts)
     elif dataclasses.is_dataclass(one):
         for field in dataclasses.fields(one):
-            parts = [getattr(it, field.name, None) for it in (one, other)]
-            yield from _breaches(f"{place}.{field.name}", *parts)
+            values = (getattr(it, field.name, None) for it in (one, other))
+            yield from _breaches(f"{place}.{field.name}", *values)
 
 
 def _kind(value: Any) -> Any:
@@ -65,10 +65,6 @@ def _kind(value: Any) -> Any:
     if isinstance(value, (np.generic, list, tuple)) or dataclasses.is_dataclass(value):
         return type(value)
     return type(value) if type(value) in _SCALARS else None
-
-
-def _called(value: Any) -> str:
-    return f"{in_words(value)}, a {type(value).__qualname__},"
 
 
 def _shown(array: Any, name: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from reuseloader.elements import as_array, first_differing
 from reuseloader.names import full_name_of
 
 _PLAIN = (bool, int, str, bytes, bytearray, type(None))
@@ -53,10 +54,17 @@ def in_words(value: Any) -> str:
     """A short repr of anything."""
     try:
         if isinstance(value, (torch.Tensor, np.ndarray)):
-            return f"{_kind(value)} of dtype {value.dtype} and shape {tuple(value.shape)}"
+            return f"a {_kind(value)} of dtype {value.dtype} and shape {tuple(value.shape)}"
         return _short.repr(value)
     except Exception:
         return f"a {_kind(value)}"
+
+
+def with_type(value: Any) -> str:
+    """`in_words`, with the name of the type if that does not say it."""
+    words = in_words(value)
+    name = f"a {_kind(value)}"
+    return words if words.startswith(name) else f"{words}, {name},"
 
 
 _short = reprlib.Repr()
@@ -78,9 +86,7 @@ class _Comparison:
         if one is other or (id(one), id(other)) in self._met:
             return
         if type(one) is not type(other):
-            yield Difference(
-                place, f"{in_words(one)}, a {_kind(one)},", f"{in_words(other)}, a {_kind(other)},"
-            )
+            yield Difference(place, with_type(one), with_type(other))
             return
         self._met[id(one), id(other)] = one, other
         try:
@@ -117,7 +123,7 @@ class _Comparison:
             yield from self._sequences(place, one.unbind(), other.unbind())
         else:
             yield from _attribute(place, "shape", tuple(one.shape), tuple(other.shape))
-            yield from _elements(place, _plain_array(one), _plain_array(other), one.dtype)
+            yield from _elements(place, as_array(one), as_array(other), one.dtype)
         yield from self._attributes(place, vars(one), vars(other))
 
     def _arrays(
@@ -174,7 +180,7 @@ class _Comparison:
 
     def _objects(self, place: str, one: Any, other: Any) -> Iterator[Difference]:
         if isinstance(one, _NAMED):
-            yield from _attribute(place, "name", full_name_of(one), full_name_of(other))
+            yield from _attribute(place, "name", _full_name(one), _full_name(other))
             return
         equal = _says_equal(one, other)
         if equal:
@@ -196,6 +202,10 @@ class _Comparison:
             yield Difference(place, in_words(one), in_words(other), _PICKLE)
 
 
+def _full_name(value: Any) -> str:
+    return value.__name__ if isinstance(value, ModuleType) else full_name_of(value)
+
+
 def _attribute(place: str, name: str, one: Any, other: Any) -> Iterator[Difference]:
     if one != other:
         yield Difference(place, f"of {name} {one}", f"of {name} {other}")
@@ -203,7 +213,7 @@ def _attribute(place: str, name: str, one: Any, other: Any) -> Iterator[Differen
 
 def _says_equal(one: Any, other: Any) -> bool | None:
     """What the ``==`` of its own says, if it has one that gives an answer."""
-    if type(one).__eq__ is object.__eq__:
+    if getattr(type(one), "__eq__", None) is object.__eq__:
         return None
     try:
         answer = one == other
@@ -242,64 +252,23 @@ def _pickled(value: Any) -> bytes:
         return b""
 
 
-def _plain_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The elements of a tensor as an array of the same shape; of unknown dtypes, their bits."""
-    tensor = tensor.detach().as_subclass(torch.Tensor)  # type: ignore[no-untyped-call]
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    try:
-        return tensor.numpy()
-    except TypeError:  # bfloat16 and the like
-        return tensor.view(_BITS[tensor.element_size()]).numpy()
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _elements(
     place: str,
     one: npt.NDArray[Any],
     other: npt.NDArray[Any],
     dtype: torch.dtype | None = None,
 ) -> Iterator[Difference]:
-    """Compare arrays of one dtype and shape; ``dtype`` if their bits are those of tensors."""
-    if not one.size or not one.dtype.itemsize:
-        return
-    flat, other_flat = (np.ascontiguousarray(array).reshape(-1) for array in (one, other))
-    raw, other_raw = (
-        array.view(np.uint8).reshape(flat.size, -1) for array in (flat, other_flat)
-    )
-    (differing,) = np.nonzero((raw != other_raw).any(axis=1))
-    if not differing.size:
-        return
-    values, other_values = (
-        _values(array[differing], dtype) for array in (flat, other_flat)
-    )
-    with np.errstate(all="ignore"):
-        same = (values != values) & (other_values != other_values)  # NaN of any bits, NaT
-        if values.dtype.char in "gG":  # long doubles are padded, with anything
-            same |= values == other_values
-    differing, values, other_values = (it[~same] for it in (differing, values, other_values))
-    if not differing.size:
+    """Compare arrays of one dtype and shape; ``dtype`` if they hold the elements of tensors."""
+    found = first_differing(one, other, dtype)
+    if found is None:
         return
     notes = []
-    if values[0] == other_values[0]:
+    if found.value == found.other_value:
         notes.append("equal in value, not in bits")
     if one.size > 1:
-        notes.append(f"{differing.size} of {one.size} elements differ")
-    index = tuple(map(int, np.unravel_index(differing[0], one.shape)))
-    found = (in_words(it[0].item()) for it in (values, other_values))
-    yield Difference(_at(place, index), *found, note="; ".join(notes))
-
-
-def _values(array: npt.NDArray[Any], dtype: torch.dtype | None) -> npt.NDArray[Any]:
-    """The numbers of an array that may hold the bits of a dtype that NumPy has not."""
-    if dtype is None or not dtype.is_floating_point or array.dtype.kind == "f":
-        return array
-    return torch.from_numpy(array).view(dtype).double().numpy()
+        notes.append(f"{found.count} of {one.size} elements differ")
+    values = in_words(found.value), in_words(found.other_value)
+    yield Difference(_at(place, found.index), *values, "; ".join(notes))
 
 
 def _at(place: str, index: tuple[int, ...]) -> str:
