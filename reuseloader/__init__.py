@@ -6,6 +6,7 @@ the side of `torch.utils.data.DataLoader`.
 
 from reuseloader.dataset import ReuseDataset
 from reuseloader.errors import ImpureBuildError, ReuseError, ReuseWarning, StateMismatchError
+from reuseloader.fingerprint import fingerprint_of
 from reuseloader.key import ReuseKey
 from reuseloader.lmdb_store import LMDBStore
 from reuseloader.loader import ReuseDataLoader
@@ -27,4 +28,5 @@ __all__ = [
     "ReuseWarning",
     "StateMismatchError",
     "check_build",
+    "fingerprint_of",
 ]

@@ -266,9 +266,9 @@ def _elements(
     if found.value == found.other_value:
         notes.append("equal in value, not in bits")
     if one.size > 1:
-        notes.append(f"{found.count} of {one.size} elements differ")
+        notes.append(f"{found.total} of {one.size} elements differ")
     values = in_words(found.value), in_words(found.other_value)
-    yield Difference(_at(place, found.index), *values, "; ".join(notes))
+    yield Difference(_at(place, found.at), *values, "; ".join(notes))
 
 
 def _at(place: str, index: tuple[int, ...]) -> str:

@@ -12,10 +12,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Differing(NamedTuple):
     """The first pair of elements that differ, and how many pairs do."""
 
-    index: tuple[int, ...]
+    at: tuple[int, ...]
     value: Any
     other_value: Any
-    count: int
+    total: int
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
