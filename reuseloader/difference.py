@@ -162,11 +162,17 @@ class _Comparison:
         yield from _attribute(place, "length", len(one), len(other))
 
     def _sets(self, place: str, one: Set[Any], other: Set[Any]) -> Iterator[Difference]:
-        if one != other:
-            mine, others = one - other, other - one
-            if sorted(map(_pickled, mine)) == sorted(map(_pickled, others)) != []:
-                return  # tensors and the like, of which a copy is no equal
-            yield Difference(place, f"with {in_words(mine)}", f"with {in_words(others)}")
+        mine, others = list(one - other), list(other - one)
+        for item in mine:  # tensors and the like, of which a copy is no equal
+            same = (n for n, it in enumerate(others) if first_difference(item, it) is None)
+            number = next(same, None)
+            if number is None:
+                break
+            del others[number]
+        else:
+            if not others:
+                return
+        yield Difference(place, f"with {in_words(one - other)}", f"with {in_words(other - one)}")
 
     def _attributes(
         self, place: str, one: Mapping[str, Any], other: Mapping[str, Any]

@@ -20,11 +20,12 @@ class Differing(NamedTuple):
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The elements of a tensor in its shape; those of a dtype that NumPy has not, as their bits."""
-    tensor = tensor.detach().as_subclass(torch.Tensor)
+    tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
+    tensor = tensor.as_subclass(torch.Tensor)  # whose methods do what they say
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
     try:
         return tensor.numpy()
