@@ -30,10 +30,6 @@ class Made(NamedTuple):
     finished: Any = None
 
 
-class DiedError(RuntimeError):
-    """The process ended by itself."""
-
-
 class FreshProcess:
     """Makes the samples of some keys, from the last to the first. To be closed."""
 
@@ -94,7 +90,7 @@ class FreshProcess:
             return self._answers.recv()
         except EOFError:
             self._process.join()
-            raise DiedError(
+            raise RuntimeError(
                 f"a process started by {self.start_method!r} ended with exit code "
                 f"{self._process.exitcode} before it had {doing}. Its own message is above; does "
                 f'the script have `if __name__ == "__main__":` around what it does?'
@@ -111,9 +107,10 @@ def fresh_process(
     else:
         try:
             process = FreshProcess(fetcher, keys, process_context("spawn"))
-        except Exception as error:  # build, or something that goes along, cannot go there
-            forks = "fork" in multiprocessing.get_all_start_methods()
-            if isinstance(error, DiedError) or not forks:
+        except RuntimeError:  # the script has no guard: what it does would be done again in there
+            raise
+        except Exception:  # build, or something that goes along, cannot go there
+            if "fork" not in multiprocessing.get_all_start_methods():
                 raise
             process = FreshProcess(fetcher, keys, process_context("fork"))
     try:

@@ -164,8 +164,9 @@ class Trials:
                     f"Use {remedy.format(seed=seed)} instead"
                 )
         return (
-            f"It depends on which samples {what} made before: on the first call, on the one before "
-            f"it, or on a cache. A cached value must depend on nothing but what it is looked up by"
+            "It depends on what was made before: on the first call, on the one before it, on a "
+            "cache, or on data that was changed in place. What is kept from call to call must "
+            "stay as it is, and a cached value depend on nothing but what it is looked up by"
         )
 
     def _why_in_process(self, what: str, number: int, sample: Any, start_method: str) -> str:

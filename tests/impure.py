@@ -362,3 +362,19 @@ def dies_elsewhere(key, pid):
     if os.getpid() != pid:
         os._exit(7)
     return key.index
+
+
+class OnlyHere:
+    """Can be sent to another process, and not be opened there."""
+
+    def __call__(self, key):
+        return key.index
+
+    def __reduce__(self):
+        return only_in, (os.getpid(),)
+
+
+def only_in(pid):
+    if os.getpid() != pid:
+        raise ImportError("no such module here")
+    return OnlyHere()

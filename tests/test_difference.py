@@ -20,7 +20,7 @@ SAME = Plain(1)
 
 @pytest.mark.parametrize("build", [impure.tensors, impure.arrays, impure.ragged, impure.objects])
 def test_copies_are_equal(build):
-    """Whatever a sample is made of, it equals itself, another one of its key, and what is stored of it."""
+    """Whatever a sample is made of, it equals itself, another of its key, and what is stored."""
     sample = build(KEY)
     assert first_difference(sample, sample) is None
     assert first_difference(sample, build(KEY)) is None
