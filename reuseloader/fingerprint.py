@@ -127,7 +127,8 @@ class _Reader:
         if isinstance(value, Mapping):
             return _hash("mapping", self._reference(place, kind), self._pairs(place, value))
         if isinstance(value, Set):
-            return _hash("set", *sorted(self.digest(f"an item of {place}", it) for it in value))
+            items = sorted(self.digest(f"an item of {place}", it) for it in value)
+            return _hash("set", self._reference(place, kind), *items)
         if isinstance(value, enum.Enum):
             content = self.digest(f"{place}.value", value.value)
             return _hash("enum", kind.__qualname__, str(value.name), content)
@@ -247,7 +248,8 @@ class _Reader:
     def _elements(self, place: str, array: npt.NDArray[Any]) -> list[bytes]:
         shape = self.digest(place, array.shape)
         if array.dtype.names is not None:
-            return [shape, *(self.digest(f"{place}[{n!r}]", array[n]) for n in array.dtype.names)]
+            fields = ((name, array[name]) for name in array.dtype.names)
+            return [shape, self._parts(place, fields)]
         if array.dtype.kind in "OT":  # Python objects, or strings that lie elsewhere
             return [shape, *self._items(place, array.ravel().tolist())]
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)

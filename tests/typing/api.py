@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetcher
 
 from reuseloader import (
+    ImpureBuildError,
     IndexEpoch,
     LMDBStore,
     ReuseDataLoader,
@@ -21,6 +22,8 @@ from reuseloader import (
     ReuseSampler,
     ReuseWarning,
     StateMismatchError,
+    check_build,
+    fingerprint_of,
 )
 from reuseloader import nodes as reuse_nodes
 
@@ -109,6 +112,23 @@ with ReuseDataset(Build(), 10, Records(), policy, format="torch") as entered:
 ReuseDataset(build, 10, LMDBStore(Path("store")), policy)
 dataset.close()
 
+# the check before training, and what the samples depend on
+check_build(build, policy, size=10)
+check_build(
+    Build(),
+    policy,
+    size=10,
+    samples=4,
+    epochs=20,
+    save=save,
+    load=load,
+    format="torch",
+    finish=finish,
+    contract=False,
+    multiprocessing_context="fork",
+)
+assert_type(fingerprint_of(build, Path("labels.csv"), {"size": 224}, np), str)
+
 # the sampler
 sampler = ReuseSampler(10, policy, start_epoch=1, shuffle=False)
 ReuseSampler(10, policy, rank=0, world_size=2, placement="local", drop_last=True)
@@ -185,5 +205,6 @@ mapper.close()
 
 # errors
 error: ReuseError = StateMismatchError("of another order")
+impure: ReuseError = ImpureBuildError("of another sample")
 value_error: ValueError = StateMismatchError("of another order")
 warning: UserWarning = ReuseWarning("something costs speed")
