@@ -2,6 +2,7 @@
 
 import dataclasses
 import dis
+import functools
 import inspect
 import platform
 import sys
@@ -20,7 +21,14 @@ from typing import Any
 
 _HAS_DOCSTRING = 0x4000000  # a flag of code since Python 3.13
 _ABSENT = object()
-_INSTALLED = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if "lib" in name}
+
+
+@functools.cache
+def _library_folders() -> frozenset[Path]:
+    """Where Python and packages are installed."""
+    paths = sysconfig.get_paths()  # reads a file, at the first call
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return frozenset(Path(paths[name]).resolve() for name in names)
 
 
 def is_installed(value: Any) -> bool:
@@ -35,7 +43,9 @@ def is_installed(value: Any) -> bool:
     if file is None:  # built in; a folder without an __init__.py is somebody's own
         return not hasattr(module, "__path__")
     folders = Path(file).resolve().parents
-    return not _INSTALLED.isdisjoint(folders) or any(it.name == "dist-packages" for it in folders)
+    return not _library_folders().isdisjoint(folders) or any(
+        it.name == "dist-packages" for it in folders
+    )
 
 
 def name_in_module(value: Any) -> str:

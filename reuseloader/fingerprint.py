@@ -40,7 +40,7 @@ def fingerprint_of(*things: Any) -> str:
     """A digest of what samples depend on, to be given as ``fingerprint``: 32 hexadecimal digits.
 
     The same in every process and run and on every machine, whatever the hash seed; another one as
-    soon as one of these changes:
+    soon as one of the ``things`` changes. They may be:
 
     - None, bool, int, float, complex, str, bytes, lists, tuples, ranges, sets, mappings (in any
       order), enums, dataclasses, NumPy arrays and scalars, tensors: type and value. 1, True and 1.0

@@ -64,7 +64,9 @@ def test_every_public_object_has_a_docstring(module, name):
 def test_docstrings_name_every_argument(module, name):
     """The docstring of a public function or class mentions each argument."""
     thing = getattr(module, name)
-    if isinstance(thing, type) and issubclass(thing, (Exception, tuple)):  # they have no constructor of their own
+    if isinstance(thing, type) and issubclass(
+        thing, (Exception, tuple)
+    ):  # they have no constructor of their own
         return
     text = inspect.getdoc(thing)
     for argument in inspect.signature(thing).parameters:
