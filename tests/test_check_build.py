@@ -53,7 +53,6 @@ IMPURE = [
     (impure.clock, "['time'][1]", "built again", "reads the clock"),
     (impure.OnePrevious(), "['changed']", "built again", "the one before it"),
     (impure.OfThread(), "['scale']", "built in another thread", "threading.local"),
-    (impure.of_process, "['tensor'][1]", "made in another process (fork)", "os.getpid()"),
     (impure.clock_in_seconds, "['noise'][0]", "made in another process", "reads the clock"),
     (impure.CacheByIndex(), "['noise'][0]", "made in another process", "filled in another order"),
     (impure.OneBuffer(), "['row'][0]", "after later builds", "Return a copy"),
@@ -274,15 +273,22 @@ def test_the_examples_pass(examples, tmp_path):
     check(builds, size=len(data.target), epochs=9)
 
 
-def test_a_pure_finish_passes():
-    """Its randomness is of the present use; here with the other format."""
-    check(impure.index_alone, finish=impure.fresh_noise, format="tensors")
-
-
-def test_the_smallest_cases_pass():
-    """One sample that is never stored; and none, for which nothing is built."""
-    check_build(grid, ReusePolicy(1), size=1, multiprocessing_context="fork")
+def test_no_samples_pass():
+    """Nothing is built of nothing."""
     check(functools.partial(impure.fails_at, index=0), size=0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_smallest_sets_are_checked(size):
+    """As far as they go, at a lifetime of 1 too, where nothing is stored."""
+    for lifetime in 1, 4:
+        with pytest.raises(ImpureBuildError, match="built again"):
+            check_build(
+                impure.global_numpy,
+                ReusePolicy(lifetime),
+                size=size,
+                multiprocessing_context="fork",
+            )
 
 
 # --- what it does ---------------------------------------------------------------------------------
@@ -302,15 +308,15 @@ def test_the_global_random_states_are_given_back(build):
 
 
 def test_it_builds_each_key_four_times(tmp_path):
-    """Three times here and once in another process; and leaves the random states as they were."""
+    """Three times here, once in another process; a finish that is pure passes; no state changes."""
     log = tmp_path / "log"
 
     def build(key):
         append(log, f"{key.index} {key.epoch}\n")
-        return key.index
+        return {"index": key.index}
 
     before = states()
-    check(build, samples=5)
+    check(build, samples=5, finish=impure.fresh_noise, format="tensors")
     assert states() == before
     lines = log.read_text().split("\n")[:-1]
     assert len(lines) == 20
@@ -376,8 +382,11 @@ def elsewhere(build):
 
 
 def test_a_build_that_cannot_be_pickled_goes_to_a_fork():
-    """Without a context; with one it is an error that names the argument."""
-    assert "process (fork)" in message(lambda key: impure.of_process(key), context=None)
+    """Without a context, where a pid is caught; with one it is an error that names the argument."""
+    text = message(lambda key: impure.of_process(key), context=None)
+    assert "sample['tensor'][1] is " in text
+    assert "made in another process (fork)" in text
+    assert "os.getpid()" in text
     with pytest.raises(TypeError, match=r"^build must be picklable"):
         check(lambda key: key.index, context="spawn")
     with pytest.raises(TypeError, match=r"^finish must be picklable"):
