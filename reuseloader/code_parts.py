@@ -19,7 +19,7 @@ from types import (
 )
 from typing import Any
 
-_HAS_DOCSTRING = 0x4000000  # a flag of code since Python 3.13
+_HAS_DOCSTRING = 0x4000000  # a flag of code since Python 3.14
 _ABSENT = object()
 
 
@@ -85,7 +85,7 @@ def code_parts(code: CodeType) -> Iterator[tuple[str, Any]]:
 
 
 def _has_docstring(code: CodeType) -> bool:
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         return bool(code.co_flags & _HAS_DOCSTRING)
     is_def = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
     return bool(is_def and code.co_consts and isinstance(code.co_consts[0], str))

@@ -16,6 +16,7 @@ KEY = ReusePolicy(4).key(3, 0)
 ONE = np.arange(6.0).reshape(2, 3)
 OTHER = ONE + np.array([[0, 0, 0], [0, 0, 0.5]])
 SAME = Plain(1)
+FLOAT8 = torch.ones(2).to(torch.float8_e5m2), torch.tensor([1.0, 2.0]).to(torch.float8_e5m2)
 
 
 @pytest.mark.parametrize("build", [impure.tensors, impure.arrays, impure.ragged, impure.objects])
@@ -51,6 +52,7 @@ DIFFERENT = [
     (torch.tensor(1), torch.tensor(2), "sample", ("1", "2")),
     (torch.zeros(2), torch.tensor([0, -0.0]), "sample[1]", ("0.0", "-0.0")),
     (torch.zeros(2).bfloat16(), torch.ones(2).bfloat16(), "sample[0]", ("0.0", "1.0")),
+    (FLOAT8[0], FLOAT8[1], "sample[1]", ("1.0", "2.0")),
     (torch.zeros(2, 2), torch.zeros(2, 2).to_sparse(), "sample", None),
     (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse(), "sample[0, 1]", ("0.0", "1.0")),
     (np.float32(1), 1.0, "sample", None),
