@@ -48,6 +48,9 @@ PHOTOS = [
     Path(mpl.get_data_path()) / "sample_data" / "grace_hopper.jpg",
 ]
 
+# sums of floats round otherwise with other numbers of threads, and worker processes have one
+torch.set_num_threads(1)
+
 
 # --- The dataset, which knows nothing of reuse ---------------------------------------------------
 

@@ -14,12 +14,13 @@ from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import Build, Fetcher, Finish, StorePath
 from reuseloader.model import AHEAD, CONSUMER, WORKERS, Pipeline
 from reuseloader.nodes.fence import Fence
-from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool, process_context
+from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool
 from reuseloader.nodes.progress import Progress
 from reuseloader.nodes.running import Running, Taken, Unit
 from reuseloader.nodes.sampler import ReuseSampler
 from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
 from reuseloader.order import IndexEpoch
+from reuseloader.pickling import process_context
 from reuseloader.policy import ReusePolicy
 from reuseloader.report import Report
 from reuseloader.stats import PassTimes, Stats

@@ -1,6 +1,5 @@
 """The workers of ReuseMapper: threads or processes, on the standard library's executors."""
 
-import multiprocessing
 import os
 import threading
 import weakref
@@ -17,19 +16,6 @@ from reuseloader.fetcher import Fetcher
 from reuseloader.nodes import worker
 from reuseloader.nodes.worker import Request, WorkerInit
 from reuseloader.pickling import explain_pickling
-
-
-def process_context(context: str | BaseContext | None) -> BaseContext:
-    """The context that ``multiprocessing_context`` means; ValueError if there is no such."""
-    if isinstance(context, BaseContext):
-        return context
-    methods = multiprocessing.get_all_start_methods()
-    if context is None or context in methods:
-        return multiprocessing.get_context(context)
-    raise ValueError(
-        f"multiprocessing_context must be None, one of {methods} or a context, got {context!r}"
-    )
-
 
 _NOTICE = 2.0  # seconds that an executor has to notice the death of a worker by itself
 _open_pools: "weakref.WeakSet[ThreadPool | ProcessPool]" = weakref.WeakSet()

@@ -1,7 +1,6 @@
 """What a worker of ReuseMapper is asked to do, and what runs in a worker process."""
 
 import os
-import pickle
 import random
 import signal
 import threading
@@ -19,7 +18,7 @@ from reuseloader.digest import Digest
 from reuseloader.fetcher import Fetcher
 from reuseloader.key import ReuseKey
 from reuseloader.mix import mix
-from reuseloader.raised import add_note, describe
+from reuseloader.raised import add_note, portable
 from reuseloader.tally import Miss
 from reuseloader.tensors import TensorsCodec, UnsupportedError, encoded
 
@@ -98,7 +97,7 @@ class BuildRequest:
         try:
             return True, encoded(sample)
         except UnsupportedError:
-            return False, fetcher.encode(self.key, _other_codec(fetcher), sample)
+            return False, fetcher.encode(self.key, sample, _other_codec(fetcher))
 
     def receive(self, fetcher: Fetcher, parcel: tuple[bool, bytes] | None) -> Any:
         """The built sample."""
@@ -252,22 +251,8 @@ def _end_with_the_mapper(stop: connection.Connection) -> None:
 def send_all(requests: Sequence[Request]) -> list[Any]:
     """Make all of ``requests`` in this worker process."""
     if _failure is not None:
-        raise _portable(_failure)
+        raise portable(_failure)
     try:
         return [request.send(_fetcher) for request in requests]
     except Exception as error:
-        raise _portable(error)  # noqa: B904  # the same error, or its cause is its text
-
-
-def _portable(error: Exception) -> Exception:
-    """``error``, or a RuntimeError with its text if it would not survive the way back."""
-    try:
-        error.__traceback__ = error.__traceback__  # as an executor does; a frozen one raises
-        if type(pickle.loads(pickle.dumps(error))) is type(error):
-            return error
-    except Exception:
-        pass
-    stand_in = RuntimeError(describe(error))
-    for note in getattr(error, "__notes__", ()):
-        stand_in.add_note(note)
-    return stand_in.with_traceback(error.__traceback__)
+        raise portable(error)  # noqa: B904  # the same error, or its cause is its text

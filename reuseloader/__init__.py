@@ -4,19 +4,22 @@
 the side of `torch.utils.data.DataLoader`.
 """
 
+from reuseloader.advising import advise
 from reuseloader.dataset import ReuseDataset
-from reuseloader.errors import ReuseError, ReuseWarning, StateMismatchError
+from reuseloader.errors import ImpureBuildError, ReuseError, ReuseWarning, StateMismatchError
+from reuseloader.fingerprint import fingerprint_of
 from reuseloader.from_dataset import FromDataset
 from reuseloader.key import ReuseKey
 from reuseloader.lmdb_store import LMDBStore
 from reuseloader.loader import ReuseDataLoader
 from reuseloader.order import IndexEpoch
 from reuseloader.policy import ReusePolicy
+from reuseloader.purity import check_build
 from reuseloader.sampler import ReuseSampler
-from reuseloader.trial import advise
 
 __all__ = [
     "FromDataset",
+    "ImpureBuildError",
     "IndexEpoch",
     "LMDBStore",
     "ReuseDataLoader",
@@ -28,4 +31,6 @@ __all__ = [
     "ReuseWarning",
     "StateMismatchError",
     "advise",
+    "check_build",
+    "fingerprint_of",
 ]

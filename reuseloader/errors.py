@@ -1,6 +1,7 @@
 """Everything ReuseLoader raises or warns of its own.
 
 - ReuseError
+  - ImpureBuildError
   - StateMismatchError (also a ValueError)
 - ReuseWarning (a UserWarning)
 
@@ -15,6 +16,10 @@ _logger = logging.getLogger("reuseloader")
 
 class ReuseError(Exception):
     """Base class of the errors that only ReuseLoader raises."""
+
+
+class ImpureBuildError(ReuseError):
+    """Samples would depend on more than their key: on workers, order, time, or being stored."""
 
 
 class StateMismatchError(ReuseError, ValueError):

@@ -144,7 +144,7 @@ class Fetcher:
         record = self.store.read(index)
         return None if record is None else record[-TRAILER_SIZE:]
 
-    def make(self, key: ReuseKey, why: Miss) -> Any:
+    def make(self, key: ReuseKey, why: Miss = Miss.NEW_GENERATION) -> Any:
         """Build the sample of ``key``, always from the key of its generation's first use."""
         began = perf_counter_ns()
         sample = _call("build", key, self._build, key.first)
@@ -162,7 +162,7 @@ class Fetcher:
         if self.policy.is_last_use(key):
             return False
         began = perf_counter_ns()
-        payload = self.encode(key, self.codec, sample)
+        payload = self.encode(key, sample)
         try:
             record = seal(payload, self._stamp(key))
             self.store.write(key.index, record)
@@ -172,9 +172,9 @@ class Fetcher:
         self.tally.stored(len(record), perf_counter_ns() - began)
         return True
 
-    def encode(self, key: ReuseKey, codec: Codec, sample: Any) -> bytes:
-        """The payload of a built sample."""
-        return _call("save", key, codec.encode, sample)  # type: ignore[no-any-return]
+    def encode(self, key: ReuseKey, sample: Any, codec: Codec | None = None) -> bytes:
+        """The payload of a built sample, by the codec of the store or another one."""
+        return _call("save", key, (codec or self.codec).encode, sample)  # type: ignore[no-any-return]
 
     def decode(self, key: ReuseKey, codec: Codec, payload: bytes) -> Any:
         """The sample of a payload, or a Miss if it cannot be loaded."""

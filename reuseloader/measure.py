@@ -54,7 +54,7 @@ def time_samples(fetcher: Fetcher, most: int) -> Samples:
     begun = time.perf_counter()
     for index in _indices(fetcher, most + 1):
         key = fetcher.policy.key(index, 0)
-        sample = timed("build", fetcher.make, key, Miss.NEW_GENERATION)
+        sample = timed("build", fetcher.make, key)
         # twice, since in all epochs but one a sample replaces another, which costs more
         if not (fetcher.keep(key, sample) and timed("store", fetcher.keep, key, sample)):
             raise ReuseError("a sample could not be stored: is path full, or not to be written?")
@@ -110,7 +110,7 @@ class _Unsent:
         return repr(self._fetcher.build)  # for the error if it cannot be pickled
 
     def __call__(self, key: ReuseKey) -> None:
-        self._fetcher.make(key, Miss.NEW_GENERATION)
+        self._fetcher.make(key)
 
 
 def _nothing(samples: list[Any]) -> None:

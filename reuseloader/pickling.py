@@ -1,11 +1,24 @@
-"""Which argument cannot go to a worker process?"""
+"""How worker processes start, and which argument cannot go to them."""
 
+import multiprocessing
 import pickle
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 _PICKLING_ERRORS = (pickle.PicklingError, AttributeError, TypeError)
+
+
+def process_context(context: str | BaseContext | None) -> BaseContext:
+    """The context that ``multiprocessing_context`` means; ValueError if there is no such."""
+    if isinstance(context, BaseContext):
+        return context
+    methods = multiprocessing.get_all_start_methods()
+    if context is None or context in methods:
+        return multiprocessing.get_context(context)
+    raise ValueError(
+        f"multiprocessing_context must be None, one of {methods} or a context, got {context!r}"
+    )
 
 
 def explain_pickling(error: Exception, context: BaseContext, /, **arguments: Any) -> None:

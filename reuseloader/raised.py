@@ -1,5 +1,6 @@
 """Notes on what other people's functions raise, and words for it, however odd its class."""
 
+import pickle
 from contextlib import suppress
 
 
@@ -19,3 +20,17 @@ def describe(error: BaseException) -> str:
         return f"{name}: {error}"
     except Exception:
         return f"{name}, whose __str__ raises"
+
+
+def portable(error: Exception) -> Exception:
+    """``error``, or a RuntimeError with its text if it would not survive the way back."""
+    try:
+        error.__traceback__ = error.__traceback__  # as an executor does; a frozen one raises
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:
+        pass
+    stand_in = RuntimeError(describe(error))
+    for note in getattr(error, "__notes__", ()):
+        stand_in.add_note(note)
+    return stand_in.with_traceback(error.__traceback__)

@@ -50,7 +50,7 @@ def test_star_import_gives_the_public_names():
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)
 def test_every_public_object_has_a_docstring(module, name):
-    """Every public object, and every public attribute that it defines, says what it is."""
+    """Every public object, and every public attribute that a class defines, says what it is."""
     thing = getattr(module, name)
     assert len(inspect.getdoc(thing) or "") > 20
     assert thing.__module__.startswith("reuseloader")
@@ -130,6 +130,7 @@ def test_every_module_can_be_imported_alone_and_says_what_it_is():
 def test_errors_are_what_they_say():
     """The exception tree is the documented one."""
     assert issubclass(reuseloader.ReuseError, Exception)
+    assert issubclass(reuseloader.ImpureBuildError, reuseloader.ReuseError)
     assert issubclass(reuseloader.StateMismatchError, reuseloader.ReuseError)
     assert issubclass(reuseloader.StateMismatchError, ValueError)
     assert issubclass(reuseloader.ReuseWarning, UserWarning)

@@ -12,6 +12,7 @@ from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Prefetch
 
 from reuseloader import (
     FromDataset,
+    ImpureBuildError,
     IndexEpoch,
     LMDBStore,
     ReuseDataLoader,
@@ -23,6 +24,8 @@ from reuseloader import (
     ReuseWarning,
     StateMismatchError,
     advise,
+    check_build,
+    fingerprint_of,
 )
 from reuseloader import nodes as reuse_nodes
 
@@ -116,6 +119,23 @@ ReuseDataset(FromDataset([1, 2, 3]), 3, "store", policy)
 from_dataset: Callable[[ReuseKey], Any] = FromDataset(dataset)
 dataset.close()
 
+# the check before training, and what the samples depend on
+check_build(build, policy, size=10)
+check_build(
+    Build(),
+    policy,
+    size=10,
+    samples=4,
+    epochs=20,
+    save=save,
+    load=load,
+    format="torch",
+    finish=finish,
+    contract=False,
+    multiprocessing_context="fork",
+)
+assert_type(fingerprint_of(build, Path("labels.csv"), {"size": 224}, np), str)
+
 # the sampler
 sampler = ReuseSampler(10, policy, start_epoch=1, shuffle=False)
 ReuseSampler(10, policy, rank=0, world_size=2, placement="local", drop_last=True)
@@ -200,5 +220,6 @@ assert_type(str(advice), str)
 
 # errors
 error: ReuseError = StateMismatchError("of another order")
+impure: ReuseError = ImpureBuildError("of another sample")
 value_error: ValueError = StateMismatchError("of another order")
 warning: UserWarning = ReuseWarning("something costs speed")
