@@ -63,6 +63,7 @@ class ReuseDataset(Dataset[Any]):
         digest: bool = False,
     ) -> None:
         self._size = int_at_least(0, "size", size)
+        instance(bool, "digest", digest)
         self._fetcher = Fetcher(
             build,
             path,
@@ -74,7 +75,7 @@ class ReuseDataset(Dataset[Any]):
             format=format,
             finish=finish,
         )
-        self._digests = SharedDigests() if instance(bool, "digest", digest) else None
+        self._digests = SharedDigests() if digest else None
         self._clock = EpochClock()
         self._of_loader = False
 

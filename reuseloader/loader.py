@@ -20,6 +20,7 @@ from reuseloader.policy import ReusePolicy
 from reuseloader.report import Report
 from reuseloader.sampler import ReuseSampler, loader_sampler
 from reuseloader.stats import PassTimes, PassWatch, Stats
+from reuseloader.validate import instance
 
 
 class ReuseDataLoader(DataLoader[Any]):
@@ -86,6 +87,9 @@ class ReuseDataLoader(DataLoader[Any]):
                         f"if a trainer put it here, tell it not to "
                         f"(Lightning: Trainer(use_distributed_sampler=False))"
                     )
+        if not theirs:
+            shuffle = options.pop("shuffle", None) or False  # DataLoader's words for False
+            instance(bool, "shuffle", shuffle)
         if "dataset" in options:
             dataset = of_another_loader(options.pop("dataset"), build, size, policy, theirs)
             self._clock = dataset._clock
@@ -113,12 +117,11 @@ class ReuseDataLoader(DataLoader[Any]):
         self.rank, self.world_size, self.placement = rank, world_size, placement
         self._own_sampler: ReuseSampler | None = None
         if not theirs:
-            shuffle, drop_last = options.pop("shuffle", False), options.get("drop_last", False)
             self._own_sampler = ReuseSampler(
                 len(dataset),
                 policy,
-                shuffle=bool(shuffle),
-                drop_last=bool(drop_last),
+                shuffle=shuffle,
+                drop_last=bool(options.get("drop_last", False)),
                 rank=rank,
                 world_size=world_size,
                 placement=placement,

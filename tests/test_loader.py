@@ -640,6 +640,7 @@ BAD_ARGUMENTS = [
     *(("load", value) for value in (3, "torch.load")),
     *(("finish", value) for value in (3, "finish")),
     *(("format", value) for value in ("npz", None)),
+    *((name, value) for name in ("digest", "shuffle") for value in ("no", 1)),
 ]
 
 
