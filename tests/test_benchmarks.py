@@ -8,6 +8,7 @@ import pytest
 from helpers import TESTS
 
 SHORT_FORMS = {
+    "hit_parts": "--hits 2 --rounds 1",
     "hit": "--samples 4 --sizes 1000 --rounds 1",
     "order": "--n 100 --rounds 1",
     "graph": "--samples 16 --size 1000 --batch 4 --rounds 1",
@@ -41,3 +42,13 @@ def test_it_runs(name):
     assert done.returncode == 0, done.stdout
     assert "Python 3." in done.stdout
     assert "min .. max" in done.stdout
+
+
+def test_every_script_is_tested_here():
+    """None rots: what is no script is a module that the others share."""
+    scripts = {
+        path.stem
+        for path in (TESTS / "benchmarks").glob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    assert scripts == set(SHORT_FORMS)

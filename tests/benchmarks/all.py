@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import Figure, arguments, machine
 
-SCRIPTS = ("hit", "order", "graph", "epoch", "breakeven", "model", "peers", "scale")
+SCRIPTS = ("hit", "hit_parts", "order", "graph", "epoch", "breakeven", "model", "peers", "scale")
 PEERS = ("diskcache", "grain", "joblib", "monai", "torchio")
 
 
