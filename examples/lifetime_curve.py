@@ -172,7 +172,7 @@ def new_loader(
         format="tensors",
         finish=finish if way.fresh else None,
         num_workers=args.workers,
-        method="process",
+        method=args.method,
     )
     stack.enter_context(samples)  # closed in the end: the workers go
     batches = Mapper(Batcher(samples, BATCH_SIZE, drop_last=False), default_collate)
@@ -263,8 +263,7 @@ class Mean(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray) -> "Mean":
         """Of one value a seed."""
-        spread = values.std(ddof=1) if len(values) > 1 else np.nan
-        return cls(values.mean(), spread / np.sqrt(len(values)))
+        return cls(values.mean(), values.std(ddof=1) / np.sqrt(len(values)))
 
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}.2f} ± {self.error:.2f}"
@@ -397,13 +396,16 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--data", choices=DATA, nargs="+", default=list(DATA))
     parser.add_argument("--epochs", type=int, default=40, help="of each run, at least 2")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--seeds", type=int, default=5, help="how many, at least 2")
     parser.add_argument("--train-size", type=int, help="images; by default that of the data set")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--method", choices=["thread", "process"], default="process")
     parser.add_argument("--out", type=Path, default=Path("lifetime_curve.png"), help="the plot")
     args = parser.parse_args()
     if args.epochs < 2:
         parser.error(f"--epochs must be at least 2 (epoch 0 builds everything), got {args.epochs}")
+    if args.seeds < 2:
+        parser.error(f"--seeds must be at least 2 (for a standard error), got {args.seeds}")
     return args
 
 
