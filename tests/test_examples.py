@@ -101,23 +101,27 @@ def test_lifetime_curve_has_a_row_for_every_way(tmp_path):
     assert (tmp_path / "lifetime_curve.png").read_bytes().startswith(PNG)
 
 
-def test_lifetime_curve_does_not_depend_on_workers():
+def test_lifetime_curve_does_not_depend_on_workers(monkeypatch):
     """The errors, and with them all but the comparison at equal time, are those of the seed."""
     example = load("lifetime_curve")
+    monkeypatch.setattr(example, "WAYS", [example.Way(1, False), example.Way(2, True)])
     data = example.digits()._replace(train_size=20)
-    trained = [
-        example.train_all(
-            data,
-            argparse.Namespace(epochs=2, workers=workers, method="thread"),
-            3,
-            tqdm(disable=True),
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the example does
+    try:
+        alone, with_workers = (
+            example.train_all(
+                data,
+                argparse.Namespace(epochs=3, workers=workers, method="thread"),
+                seed=3,
+                bar=tqdm(disable=True),
+            )
+            for workers in (0, 2)
         )
-        for workers in (0, 2)
-    ]
-    assert len(trained[0]) == len(example.WAYS)
-    for alone, with_workers in zip(*trained, strict=True):
-        assert alone.error == with_workers.error
-        assert len(alone.error) == len(alone.seconds) == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert [len(run.seconds) for run in alone] == [3, 3]
+    assert [run.error for run in with_workers] == [run.error for run in alone]
 
 
 def test_lifetime_curve_differs_only_in_where_the_cheap_part_runs():
