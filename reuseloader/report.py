@@ -15,6 +15,7 @@ from reuseloader.stats import PassTimes, Stats
 from reuseloader.text import amount, columns, duration, number, paragraph, plural, share
 
 INPUT_BOUND = 0.05  # the share of a pass that training may wait before it counts as waiting
+_HELD = 0.1  # the share that a thread ahead of it must be held up: other threads hold it up, too
 _SHOWN = (1, 2, 4, 8)  # lifetimes that are always predicted
 
 
@@ -30,7 +31,7 @@ class Report:
         stats: what the loader counted.
         newest: the times of the newest pass that has ended.
         waited: the share of it, 0 to 1, that training waited for samples; None where that cannot be
-            seen: behind a Prefetcher that was never held up.
+            seen: behind a Prefetcher that was held up for less than 10 %.
         input_bound: whether that is more than 5 %, or cannot be seen.
         size: how many samples a pass delivers here; None if that is not known.
         lifetime: that of the loader.
@@ -267,7 +268,7 @@ def _waited(newest: PassTimes) -> float | None:
     """The share of a pass that training waited, if that can be seen."""
     if newest.held is None:
         return newest.waited / max(newest.elapsed, 1e-9)
-    return 0.0 if newest.held > INPUT_BOUND * newest.elapsed else None
+    return 0.0 if newest.held > _HELD * newest.elapsed else None
 
 
 def _mean(total: float, count: int) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import bits
+from tqdm import tqdm
 
 from reuseloader import FromDataset, ReusePolicy
 
@@ -37,8 +38,8 @@ def output_of(name: str, *arguments: str | Path, cwd: Path) -> str:
 
 def test_every_example_is_tested_here():
     """No example without a test."""
-    tested = {"curriculum.py", "ddp.py", "digits.py", "swap_in.py", "varlen.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested | {"images.py", "volumes.py"}
+    tested = {"curriculum", "ddp", "digits", "images", "lifetime_curve", "swap_in", "varlen"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | {"volumes"}
 
 
 SMALL_DIGITS = ("--epochs", "3", "--train-size", "40", "--batch-size", "8")
@@ -86,6 +87,83 @@ def test_digits_refuses_a_single_epoch(tmp_path):
     done = run("digits.py", "--epochs", "1", cwd=tmp_path)
     assert done.returncode == 2
     assert "--epochs must be at least 2" in done.stderr
+
+
+def test_lifetime_curve_has_a_row_for_every_way(tmp_path):
+    """A table, what it comes to, and a plot."""
+    settings = ("--data", "digits", "--epochs", "2", "--seeds", "2", "--train-size", "20")
+    output = output_of("lifetime_curve.py", *settings, "--workers", "0", cwd=tmp_path)
+    rows = re.findall(r"^([\w+ ]+?) +\| +[\d.]+ s, [\d.]+ \|.*±.*\|.*±.*\|.*±", output, re.M)
+    longer = ["2", "4", "8", "16", "static"]
+    assert sorted(rows) == sorted(["1", *longer, *(f"{way} + finish" for way in longer)])
+    assert "digits: 20 training images, 1777 test images, 2 epochs, 2 seeds" in output
+    assert re.search(r"equal steps: 2 epochs +\| equal builds: 22 +\| equal time: [\d.]+ s", output)
+    assert re.search(r"at equal steps: .* ± [\d.]+, (NOT )?below 1.0", output)
+    assert re.search(r"at equal time: .* ± [\d.]+, (NOT )?below 0.0", output)
+    assert (tmp_path / "lifetime_curve.png").read_bytes().startswith(PNG)
+
+
+def test_lifetime_curve_does_not_depend_on_workers(monkeypatch):
+    """The errors, and with them all but the comparison at equal time, are those of the seed."""
+    example = load("lifetime_curve")
+    monkeypatch.setattr(example, "WAYS", [example.Way(1, False), example.Way(2, True)])
+    data = example.digits()._replace(train_size=20)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the example does
+    try:
+        alone, with_workers = (
+            example.train_all(
+                data,
+                argparse.Namespace(epochs=3, workers=workers, method="thread"),
+                seed=3,
+                bar=tqdm(disable=True),
+            )
+            for workers in (0, 2)
+        )
+    finally:
+        torch.set_num_threads(threads)
+    assert [len(run.seconds) for run in alone] == [3, 3]
+    assert [run.error for run in with_workers] == [run.error for run in alone]
+
+
+def test_lifetime_curve_differs_only_in_where_the_cheap_part_runs():
+    """The first use of a sample has the same bits in both places, the later ones only if stored."""
+    example = load("lifetime_curve")
+    data = example.mnist()
+    stored, expensive = (
+        example.Build(data.images, data.labels, data.side, 1, whole) for whole in (True, False)
+    )
+    policy = ReusePolicy(lifetime=3)
+    sample = stored(policy.key(3, 3))
+    assert sample[0].shape == (1, 28, 28)
+    uses = [example.finish(expensive(policy.key(3, 3)), policy.key(3, e)) for e in (3, 4, 5)]
+    equal = [torch.equal(sample[0], image) for image, _ in uses]
+    assert equal == [True, False, False]
+    assert [label for _, label in uses] == [sample[1]] * 3
+
+
+def test_lifetime_curve_compares_at_equal_cost():
+    """Between epochs by interpolation, after the last one at the end; differences by seed."""
+    example = load("lifetime_curve")
+
+    def curve(lifetime, seconds, *errors):
+        runs = [example.Run([], example.new_network(8, 0), seconds, list(e)) for e in errors]
+        return example.Curve(example.Way(lifetime, False), runs, size=8)
+
+    base = curve(1, [4.0, 4.0, 4.0, 4.0], (9, 7, 5, 3), (8, 6, 4, 2))
+    reusing = curve(4, [4.0, 1.0, 9.0, 1.0], (9, 7, 5, 4), (8, 6, 4, 4))
+    assert base.builds.tolist() == [8, 16, 24, 32]
+    assert reusing.builds.tolist() == [8, 10, 12, 14]
+    assert reusing.time.tolist() == [4, 5, 6, 7]
+
+    steps = example.compare("steps", [base, reusing], "steps", 4)
+    assert steps.points == [(2.5, 0.5), (4.0, 0.0)]
+    assert steps.gaps == [(0.0, 0.0), (1.5, 0.5)]
+    assert steps.ended == [False, False]
+    builds = example.compare("builds", [base, reusing], "builds", 20)
+    assert builds.points == [(5.5, 0.5), (4.0, 0.0)]
+    assert builds.ended == [False, True]
+    assert example.compare("time", [base, reusing], "time", 6).points == [(7.5, 0.5), (4.5, 0.5)]
 
 
 def test_swap_in_changes_nothing_but_the_time(tmp_path):

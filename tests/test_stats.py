@@ -325,8 +325,8 @@ def test_every_report_knows_its_pipeline(store):
         assert "a dataset alone does not know" in str(loader.dataset.report())
 
 
-def slow(key):
-    time.sleep(0.004)
+def sleeping(key):
+    time.sleep(0.02)  # that the machine's other load does not change
     return key.index
 
 
@@ -334,12 +334,33 @@ def slow(key):
 def test_the_verdict_on_a_prefetcher(waits, store):
     """A consumer that takes none of the time is input-bound, one that takes most of it is not."""
     policy = ReusePolicy(1)
-    with ReuseMapper(ReuseSampler(40, policy), slow, store, policy, num_workers=2) as mapper:
+    with ReuseMapper(ReuseSampler(20, policy), sleeping, store, policy, num_workers=2) as mapper:
         root = Prefetcher(mapper, 2)
         for _ in Loader(root):
-            time.sleep(0 if waits else 0.02)
+            time.sleep(0 if waits else 0.04)
         assert mapper.report().input_bound is waits
         vars(root).clear()
+
+
+def test_the_report_of_one_lifetime_predicts_others(store):
+    """Epochs of builds that sleep take about as long as the report of another run has said."""
+
+    def run(lifetime):
+        with ReuseDataLoader(
+            sleeping,
+            24,
+            f"{store} {lifetime}",
+            lifetime=lifetime,
+            batch_size=4,
+            **LOADERS["persistent"],
+        ) as loader:
+            for _ in range(3):
+                list(loader)
+            return loader.report()
+
+    predicted = {at.lifetime: at.seconds for at in run(4).predictions}
+    for lifetime in 1, 2:
+        assert 0.5 < run(lifetime).newest.elapsed / predicted[lifetime] < 2
 
 
 def test_shared_memory_is_small():
