@@ -1,9 +1,7 @@
 """The node where pairs become samples."""
 
 import threading
-from concurrent.futures import FIRST_COMPLETED, wait
 from multiprocessing.context import BaseContext
-from time import perf_counter
 from typing import Any, Literal, NoReturn, Self
 
 from torchdata.nodes import BaseNode
@@ -16,18 +14,17 @@ from reuseloader.model import AHEAD, CONSUMER, WORKERS, Pipeline
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.pool import Pool, ProcessPool, ThreadPool
 from reuseloader.nodes.progress import Progress
-from reuseloader.nodes.running import Running, Taken, Unit
+from reuseloader.nodes.pulling import Pulling
+from reuseloader.nodes.running import Running, Taken
 from reuseloader.nodes.sampler import ReuseSampler
-from reuseloader.nodes.worker import BatchRequest, BuildRequest, Request, WorkerInit
-from reuseloader.order import IndexEpoch
+from reuseloader.nodes.window import Window
+from reuseloader.nodes.worker import WorkerInit
 from reuseloader.pickling import process_context
 from reuseloader.policy import ReusePolicy
 from reuseloader.report import Report
 from reuseloader.stats import PassTimes, Stats
 from reuseloader.tally import Miss
 from reuseloader.validate import callable_or_none, instance, int_at_least
-
-_LONGEST = 256  # lifetimes: how far the look-ahead goes to keep builds in flight
 
 
 class ReuseMapper(BaseNode[Any]):
@@ -90,16 +87,16 @@ class ReuseMapper(BaseNode[Any]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.source: BaseNode[Any] = instance(BaseNode, "source", source)
         self._num_workers = int_at_least(0, "num_workers", num_workers)
-        self._in_order = instance(bool, "in_order", in_order)
+        in_order = instance(bool, "in_order", in_order)
         self._is_digested = instance(bool, "digest", digest)
         if method not in ("thread", "process"):
             raise ValueError(f"method must be 'thread' or 'process', got {method!r}")
         context = process_context(multiprocessing_context)
         if max_concurrent is None:
             max_concurrent = max(1, 2 * self._num_workers)
-        self._max_concurrent = int_at_least(1, "max_concurrent", max_concurrent)
+        max_concurrent = int_at_least(1, "max_concurrent", max_concurrent)
         self._snapshot_frequency = int_at_least(0, "snapshot_frequency", snapshot_frequency)
-        self._group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
+        group = 1 if prebatch is None else int_at_least(1, "prebatch", prebatch)
         worker_init_fn = callable_or_none("worker_init_fn", worker_init_fn)
         _require_policy(source, instance(ReusePolicy, "policy", policy))
         self._fetcher = Fetcher(
@@ -114,21 +111,29 @@ class ReuseMapper(BaseNode[Any]):
             finish=finish,
         )
         self._pool: Pool | None = None
-        self._look_ahead = 1
-        if self._num_workers > 0:
-            self._look_ahead = self._max_concurrent * min(policy.lifetime, _LONGEST)
-            if method == "thread":
-                self._pool = ThreadPool(self._fetcher, self._num_workers, worker_init_fn)
-            else:
-                self._pool = ProcessPool(self._fetcher, self._num_workers, worker_init_fn, context)
+        if self._num_workers > 0 and method == "thread":
+            self._pool = ThreadPool(self._fetcher, self._num_workers, worker_init_fn)
+        elif self._num_workers > 0:
+            self._pool = ProcessPool(self._fetcher, self._num_workers, worker_init_fn, context)
         # what is taken as it is pulled needs a snapshot of the source only when somebody asks
-        self._ahead = self._pool is not None or self._group > 1
+        ahead = self._pool is not None or group > 1
         self._fence: Fence[Running] = Fence()
+        self._pulling = Pulling(
+            source, self._fetcher, self._fence, self._snapshot_frequency if ahead else 0
+        )
+        self._window: Window | None = None
+        if ahead:
+            self._window = Window(
+                self._pulling,
+                self._fetcher,
+                self._pool,
+                group=group,
+                max_concurrent=max_concurrent,
+                in_order=in_order,
+            )
         self._times: PassTimes | None = None
         self._is_ahead_of_training = False  # a Prefetcher's thread takes the samples
-        self._lists = False  # they come in lists
         self._digest: Digest | None = None
-        self._pulling = threading.Lock()
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begin the source's next pass, or go on where ``initial_state`` was taken."""
@@ -137,7 +142,7 @@ class ReuseMapper(BaseNode[Any]):
         if self._pool is not None:
             self._pool.start()
         state = self._checked(initial_state)
-        with self._pulling:  # waits for a thread of the pass before that is pulling just now
+        with self._pulling.lock:  # waits for a thread of the pass before that is pulling just now
             self.source.reset(state[self.SOURCE_KEY])
             progress = Progress(
                 self.source.state_dict(), state[self.SKIP_KEY], state[self.AHEAD_KEY]
@@ -164,7 +169,9 @@ class ReuseMapper(BaseNode[Any]):
         running = self._fence.check()
         running.watch.ask()
         try:
-            taken = self._from_window(running) if self._ahead else self._alone(running)
+            taken = self._alone(running) if self._window is None else self._window.take(running)
+            if taken is None:
+                self._end(running)
         except Exception:
             raise
         except BaseException as error:
@@ -182,95 +189,16 @@ class ReuseMapper(BaseNode[Any]):
         running.watch.got()
         return sample
 
-    def _alone(self, running: Running) -> Taken:
+    def _alone(self, running: Running) -> Taken | None:
         """Pull an item and make its sample here: nothing is pulled that is not taken."""
         if running.current is None:
-            running.current = self._pull(running)
+            running.current = self._pulling.pull(running)
         if running.current is None:
-            self._end(running)
+            return None
         number, request = running.current
         sample = request.deliver(self._fetcher, Miss.ABSENT)
         running.current = None  # only now: after an error it is tried again
         return number, request, sample
-
-    def _from_window(self, running: Running) -> Taken:
-        """Take what is ready, after looking ahead to keep the workers busy."""
-        if not running.ready:
-            self._fill(running)
-            if not running.window:
-                self._end(running)
-            unit = self._take(running)
-            samples = self._samples(unit)
-            running.window.remove(unit)
-            running.building -= unit.future is not None
-            running.ready.extend(zip(unit.numbers, unit.requests, samples, strict=True))
-        return running.ready.popleft()
-
-    def _fill(self, running: Running) -> None:
-        """Look ahead and begin builds, so that all workers have something to do."""
-        while (
-            not running.ended
-            and running.building < self._max_concurrent
-            and len(running.window) < self._look_ahead
-        ):
-            unit = self._pull_unit(running)
-            if self._pool is not None:
-                unit.asked = [request.needs_worker(self._fetcher) for request in unit.requests]
-                if any(unit.asked):
-                    unit.future = self._pool.submit(unit.questions())
-                    running.building += 1
-            if unit.requests:
-                running.window.append(unit)
-
-    def _pull_unit(self, running: Running) -> Unit:
-        unit = Unit()
-        while len(unit.requests) < self._group:
-            pulled = self._pull(running)
-            if pulled is None:
-                break
-            unit.add(*pulled)
-        return unit
-
-    def _pull(self, running: Running) -> tuple[int, Request] | None:
-        """Number and request of the next item that was not delivered before a resume.
-
-        None if there is no more; what ended the source is raised once all before it is delivered.
-        """
-        if running.ended:
-            return None
-        progress = running.progress
-        with self._pulling:
-            self._fence.require(running)
-            try:
-                while True:
-                    item = next(self.source)
-                    number = progress.pull()
-                    if self._ahead and self._is_due(progress.pulled):
-                        progress.snapshot(self.source.state_dict())
-                    if number is not None:
-                        request = self._request(item)
-                        running.epoch = request.epoch
-                        return number, request
-            except Exception as error:
-                running.error = error
-                running.ended = True
-                if isinstance(error, StopIteration):  # an ended pass has a state without a rest
-                    progress.snapshot(self.source.state_dict())
-                return None
-
-    def _is_due(self, pulled: int) -> bool:
-        return self._snapshot_frequency > 0 and pulled % self._snapshot_frequency == 0
-
-    def _request(self, item: Any) -> Request:
-        if isinstance(item, IndexEpoch):
-            return BuildRequest(self._fetcher.key(item))
-        if isinstance(item, list) and all(isinstance(pair, IndexEpoch) for pair in item):
-            self._lists = True
-            return BatchRequest([BuildRequest(self._fetcher.key(pair)) for pair in item])
-        raise TypeError(
-            f"source must yield IndexEpoch pairs or lists of them, got {item!r}. "
-            f"Put WithEpoch between a node of plain indices and ReuseMapper"
-        )
 
     def _end(self, running: Running) -> NoReturn:
         """Raise what ended the source."""
@@ -282,31 +210,11 @@ class ReuseMapper(BaseNode[Any]):
             raise StopIteration
         raise running.error
 
-    def _take(self, running: Running) -> Unit:
-        """The unit to deliver next, in order or as soon as there is one."""
-        candidates = [running.window[0]] if self._in_order else running.window
-        while True:
-            for unit in candidates:
-                if unit.future is None or unit.future.done():
-                    return unit
-            began = perf_counter()
-            wait([unit.future for unit in candidates if unit.future], None, FIRST_COMPLETED)
-            running.watch.blocked += perf_counter() - began
-
-    def _samples(self, unit: Unit) -> list[Any]:
-        if self._pool is None or unit.future is None:
-            return [request.deliver(self._fetcher, Miss.ABSENT) for request in unit.requests]
-        answers = iter(self._pool.result(unit.questions(), unit.future))
-        return [
-            request.deliver(self._fetcher, next(answers) if asked else Miss.ABSENT)
-            for request, asked in zip(unit.requests, unit.asked, strict=True)
-        ]
-
     def get_state(self) -> dict[str, Any]:
         """The source's state before the oldest item not delivered, and what to skip from there."""
         running = self._fence.mine()
-        if self._snapshot_frequency and not self._ahead:
-            with self._pulling:
+        if self._snapshot_frequency and self._window is None:
+            with self._pulling.lock:
                 if self._fence.is_current(running) and running.progress.is_level:
                     running.progress.snapshot(self.source.state_dict())
         source_state, skip, ahead = running.progress.resume()
@@ -335,7 +243,7 @@ class ReuseMapper(BaseNode[Any]):
 
     def _pipeline(self) -> Pipeline:
         """Who does what, as far as the passes so far have shown."""
-        if self._lists and self._fetcher.finish is not None:
+        if self._pulling.lists and self._fetcher.finish is not None:
             return Pipeline(self._num_workers, WORKERS)
         reads = AHEAD if self._is_ahead_of_training else CONSUMER
         return Pipeline(self._num_workers, reads, rereads=isinstance(self._pool, ProcessPool))

@@ -1,10 +1,11 @@
 """What `advise` has to say, in numbers and in words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reuseloader.model import Costs, Prediction
 from reuseloader.report import cells
-from reuseloader.text import amount, columns, duration, number, paragraph, plural
+from reuseloader.text import amount, duration, number, paragraph, plural, table
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Advice:
     def __str__(self) -> str:
         parts = (
             self._setup(),
-            columns(self._costs()),
-            columns(self._workers()),
+            self._costs(),
+            self._workers(),
             self._title(),
-            columns(self._epochs()),
+            self._epochs(),
             self._room(),
             self._recommendation(),
         )
@@ -81,7 +82,7 @@ class Advice:
         cores = f"{plural(self.machine.cores, 'processor')}{' each' if ranks > 1 else ''}"
         return f"{plural(self.size, 'sample')} an epoch{shared}, {cores}"
 
-    def _costs(self) -> list[tuple[str, str, str]]:
+    def _costs(self) -> str:
         costs = self.costs
         rows = [
             ("a build", duration(costs.build), f"{amount(self.in_memory)} in memory"),
@@ -93,23 +94,21 @@ class Advice:
         if self.step is not None:
             batch = f"training on a batch of {number(self.batch_size)}"
             rows.append(("a step", duration(self.step), batch))
-        return [(name.ljust(10), value, f"  {rest}") for name, value, rest in rows]
+        return _lines([(name, value, f"  {rest}") for name, value, rest in rows], "<><")
 
-    def _workers(self) -> list[tuple[str, ...]]:
+    def _workers(self) -> str:
         inline = self.workers[0].builds_per_second
-        return [
-            ("workers", "builds/s", "speedup", "memory for samples", ""),
-            *(
-                (
-                    number(one.num_workers),
-                    number(one.builds_per_second),
-                    f"{one.builds_per_second / inline:.2f}",
-                    amount(one.memory),
-                    "",
-                )
-                for one in self.workers
-            ),
-        ]
+        rows = [("workers", "builds/s", "speedup", "memory for samples")]
+        rows += (
+            (
+                number(one.num_workers),
+                number(one.builds_per_second),
+                f"{one.builds_per_second / inline:.2f}",
+                amount(one.memory),
+            )
+            for one in self.workers
+        )
+        return _lines(rows, ">>>>")
 
     def _title(self) -> str:
         kind = {"graph": "A graph of nodes", "dataloader": "A DataLoader"}[self.pipeline]
@@ -117,7 +116,7 @@ class Advice:
         first = duration(self.first_epoch)
         return f"{kind} with {workers}, predicted after epoch 0 (which takes {first}):"
 
-    def _epochs(self) -> list[tuple[str, ...]]:
+    def _epochs(self) -> str:
         waits = "training waits" if self.step is not None else ""
         rows: list[tuple[str, ...]] = [("lifetime", "an epoch", waits, "", "builds", "disk", "")]
         for at in self.predictions:
@@ -127,7 +126,7 @@ class Advice:
             disk = amount(self.disk if at.lifetime > 1 else 0)
             remark = "  recommended" if at.lifetime == self.lifetime else ""
             rows.append((lifetime, epoch, *waiting, builds, disk, remark))
-        return rows
+        return _lines(rows, ">>>>>><")
 
     def _room(self) -> str:
         """What does not fit."""
@@ -147,3 +146,7 @@ class Advice:
     def _recommendation(self) -> str:
         chosen = "" if self.lifetime is None else f"lifetime={self.lifetime}, "
         return paragraph(f"Recommended: {chosen}num_workers={self.num_workers}. {self.reason}")
+
+
+def _lines(rows: Sequence[tuple[str, ...]], align: str) -> str:
+    return "\n".join(table(rows, align, "  "))

@@ -94,7 +94,7 @@ def advise(
     ranks = ranks_here(ranks_per_machine)
     cores = max(1, usable_cores() // ranks)
     policy = ReusePolicy(_FOREVER, seed, balanced=False)
-    with _directory_beside(path) as own:
+    with directory_beside(path) as own:
         machine = Machine(cores, ranks, memory(), shutil.disk_usage(own).free)
         fetcher = Fetcher(
             build,
@@ -129,8 +129,8 @@ def advise(
 
 
 @contextmanager
-def _directory_beside(path: Any) -> Iterator[Path]:
-    """A directory for a while, on the disk where ``path`` is or will be."""
+def directory_beside(path: Any) -> Iterator[Path]:
+    """A directory for a while, on the disk where ``path`` is or will be; OSError if none can be."""
     place = Path(path.path if isinstance(path, LMDBStore) else absolute(path))
     while not place.exists() and place != place.parent:
         place = place.parent

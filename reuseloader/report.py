@@ -12,7 +12,7 @@ from reuseloader.model import (
     steady_epoch,
 )
 from reuseloader.stats import PassTimes, Stats
-from reuseloader.text import amount, columns, duration, number, paragraph, plural, share
+from reuseloader.text import amount, duration, number, paragraph, plural, share, table
 
 INPUT_BOUND = 0.05  # the share of a pass that training may wait before it counts as waiting
 _HELD = 0.1  # the share that a thread ahead of it must be held up: other threads hold it up, too
@@ -132,7 +132,9 @@ class Report:
             rows.append(("a hit", duration(self.hit), amount(stats.bytes_read / stats.hits)))
         if stats.finish_seconds:
             rows.append(("finish", _time(self.finish), "at every use"))
-        return columns([(name.ljust(10), value, f"  {rest}") for name, value, rest in rows])
+        return "\n".join(
+            table([(name, value, f"  {rest}") for name, value, rest in rows], "<><", "  ")
+        )
 
     def _unexpected(self) -> str:
         """What the rule did not ask for, and what may be behind it."""
@@ -198,9 +200,9 @@ class Report:
         ]
         if self.waited is None:  # nor is it known how long training takes
             rows = [(row[0], row[1], *row[4:]) for row in rows]
-        return (
-            f"Predicted for epochs after epoch 0:\n\n{columns(rows)}\n\n"
-            f"{paragraph(self._advice(newest))}"
+        lines = table(rows, ">" * (len(rows[0]) - 1) + "<", "  ")
+        return "\n".join(
+            ["Predicted for epochs after epoch 0:", "", *lines, "", paragraph(self._advice(newest))]
         )
 
     def _remark(self, at: Prediction, newest: PassTimes) -> str:

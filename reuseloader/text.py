@@ -17,14 +17,14 @@ def duration(seconds: float) -> str:
 def amount(size: float) -> str:
     """Bytes in the unit that suits them: ``"80 B"``, ``"150 KB"``, ``"2.50 MB"``."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if size >= unit:
+        if size >= 0.9995 * unit:  # rounded it is one
             return f"{_three(size / unit)} {name}"
     return f"{size:.0f} B"
 
 
 def number(value: float) -> str:
     """A count: ``"12,500"``, or ``"2.5"`` where it is no whole number and small."""
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+    return f"{round(value):,}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def share(part: float, whole: float) -> str:
@@ -37,14 +37,16 @@ def plural(count: float, noun: str) -> str:
     return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, indented: all but the last to the right, which is a remark."""
+def table(rows: Sequence[Sequence[str]], align: str, indent: str = "") -> list[str]:
+    """Rows of cells as lines; ``align`` has ``"<"`` (left) or ``">"`` (right) for each column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for *cells, remark in rows:
-        right = [cell.rjust(width) for cell, width in zip(cells, widths, strict=False)]
-        lines.append("  ".join(["", *right, remark]).rstrip())
-    return "\n".join(lines)
+    for row in rows:
+        cells = (
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
+        )
+        lines.append(indent + "  ".join(cells).rstrip())
+    return lines
 
 
 def paragraph(text: str, indent: str = "") -> str:
@@ -56,6 +58,6 @@ def paragraph(text: str, indent: str = "") -> str:
 
 def _three(value: float) -> str:
     """Three digits that count, never as a power of ten."""
-    if value >= 100:
+    if value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:#.3g}" if value >= 0.001 else "< 0.001"

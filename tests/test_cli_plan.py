@@ -5,7 +5,8 @@ import pytest
 from cli_helpers import assert_error, both, cli
 
 from reuseloader import ReusePolicy
-from reuseloader.cli.words import byte_size, size_text
+from reuseloader.cli.words import byte_size
+from reuseloader.text import amount
 
 
 def plan(capsys, size, lifetime, *argv):
@@ -29,10 +30,10 @@ def test_the_table(capsys):
     """Every epoch is a row, with sums; of very many the middle is left out."""
     _, text, _ = plan(capsys, 50_000, 4, "--epochs", 3)
     assert text.splitlines()[2:6] == [
-        "epoch  builds  in all  without reuse   share",
-        "    0  50,000  50,000         50,000  100.0%",
-        "    1  12,500  62,500        100,000   62.5%",
-        "    2  12,500  75,000        150,000   50.0%",
+        "epoch  builds  in all  without reuse    share",
+        "    0  50,000  50,000         50,000  100.0 %",
+        "    1  12,500  62,500        100,000   62.5 %",
+        "    2  12,500  75,000        150,000   50.0 %",
     ]
     _, text, facts = plan(capsys, 50_000, 4, "--epochs", 1000)
     assert len(facts["builds"]) == 1000
@@ -81,7 +82,7 @@ def test_bytes(lifetime, written, capsys):
         "most_bytes": 15_000 * (lifetime > 1),
         "bytes_written": 1500 * written,
     }
-    assert f"written in all: {size_text(1500 * written)}" in text
+    assert f"written in all: {amount(1500 * written)}" in text
 
 
 @pytest.mark.parametrize("argv", [["--bytes-per-sample", "much"], ["--epochs", "0"]])
@@ -114,27 +115,17 @@ def test_without_matplotlib(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
+    ("text", "size"),
     [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (999_949, "999.9 kB"),
-        (999_950, "1.0 MB"),
-        (1_234_567_890, "1.2 GB"),
-        (1.5e12, "1.5 TB"),
-        (1e16, "10,000.0 TB"),
+        ("0", 0),
+        ("150", 150),
+        ("150B", 150),
+        ("150kB", 150_000),
+        ("150 KB", 150_000),
+        ("1.5 MB", 1.5e6),
+        ("2g", 2e9),
     ],
 )
-def test_bytes_for_people(size, text):
-    """Numbers of bytes have one decimal and a unit."""
-    assert size_text(size) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("0", 0), ("150", 150), ("150B", 150), ("150kB", 150_000), ("1.5 MB", 1.5e6), ("2g", 2e9)],
-)
 def test_bytes_from_people(text, size):
-    """So have those that are read."""
+    """A number of bytes may be written in any of the usual ways."""
     assert byte_size(text) == size

@@ -38,7 +38,7 @@ def test_a_sound_store(name, kind, store, capsys):
     assert (facts["damaged_trailers"], facts["temps"], facts["strays"]) == ({}, [], [])
     assert "5 samples" in text
     assert f"{name}, lifetime 1,000,000,000, fingerprint none" in text
-    assert "generation 0  5" in text
+    assert "generation  0  5" in text
     assert "build sample_of" in text
 
 
@@ -165,8 +165,8 @@ def test_of_many_generations_the_newest_are_shown(store, capsys):
     _, text, facts = both(capsys, "stat", store)
     assert len(facts["settings"][0]["generations"]) == 30
     assert "10 older generations" in text
-    assert "generation 29" in text
-    assert "generation  9" not in text
+    assert "generation  29" in text
+    assert "generation   9" not in text
 
 
 def test_fingerprints_are_hexadecimal():

@@ -6,7 +6,7 @@ import pytest
 from reuseloader.model import AHEAD, CONSUMER, Costs, Pipeline, smallest_hiding, steady_epoch
 from reuseloader.report import Report
 from reuseloader.stats import PassTimes, Stats
-from reuseloader.text import WIDTH, amount, duration, number
+from reuseloader.text import WIDTH
 
 # 8 epochs of 1,000 samples at lifetime 4: builds of 10 ms, stores of 1 ms, hits of 0.5 ms
 STATS = Stats(
@@ -224,36 +224,3 @@ def test_predictions_are_those_of_the_model():
         steady_epoch(of_model, made.pipeline, lifetime=at.lifetime, **setup)
         for at in made.predictions
     )
-
-
-def test_numbers_read_well():
-    """Units fit, three digits count, and there are no powers of ten."""
-    seconds = (0, 1e-8, 2.1e-5, 0.0201, 0.9999, 1, 35.95, 101.1, 650, 7200, 86400 * 5)
-    assert [duration(each) for each in seconds] == [
-        "0 s",
-        "< 0.001 ms",
-        "0.0210 ms",
-        "20.1 ms",
-        "1,000 ms",
-        "1.00 s",
-        "36.0 s",
-        "101 s",
-        "10.8 min",
-        "2.00 h",
-        "120 h",
-    ]
-    sizes = (0, 80, 150_080, 1.5e6, 2.5e9, 3e12)
-    assert [amount(each) for each in sizes] == [
-        "0 B",
-        "80 B",
-        "150 KB",
-        "1.50 MB",
-        "2.50 GB",
-        "3.00 TB",
-    ]
-    assert [number(each) for each in (3, 1e9, 2.5, 1428.57)] == [
-        "3",
-        "1,000,000,000",
-        "2.5",
-        "1,429",
-    ]

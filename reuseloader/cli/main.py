@@ -5,19 +5,20 @@ import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from reuseloader.cli import plan, prune, show, stat, verify
-from reuseloader.cli.outcome import CommandError, Outcome
+from reuseloader.cli import advise, plan, prune, show, stat, verify
+from reuseloader.cli.outcome import CommandError, Outcome, TheirError
 from reuseloader.cli.words import shown
 
-COMMANDS = (stat, verify, show, prune, plan)  # modules with `add`
+COMMANDS = (stat, verify, show, prune, plan, advise)  # modules with `add`
 
 _EXIT_CODES = """exit codes:
   0    nothing is wrong
   1    something is: a damaged sample, or one that could not be removed
-  2    it could not be done: wrong usage, no such directory
+  2    it could not be done: wrong usage, no such directory, your own code raises
   130  interrupted"""
 
 
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (CommandError, ImportError, OSError) as error:
+        if isinstance(error, TheirError):
+            traceback.print_exception(error.__cause__)
         sys.stderr.write(f"reuseloader: error: {_one_line(error)}\n")
         return 2
     return int(outcome.is_wrong)
@@ -53,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="reuseloader",
-        description="Look at stores of prepared samples, check and prune them, plan a lifetime.",
+        description="Look at stores of prepared samples, check and prune them; choose a lifetime.",
         epilog=f"`reuseloader COMMAND --help` has examples.\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,6 +8,10 @@ class CommandError(Exception):
     """It could not be done; the message says why, in one line."""
 
 
+class TheirError(CommandError):
+    """Code of the user's raised its ``__cause__``, whose traceback they will want to see."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a subcommand found or did."""

@@ -6,14 +6,15 @@ from math import gcd
 from typing import Any
 
 from reuseloader.cli.outcome import Outcome
-from reuseloader.cli.words import byte_size, counted, size_text, table, whole_number
+from reuseloader.cli.words import byte_size, whole_number
 from reuseloader.policy import ReusePolicy
+from reuseloader.text import amount, plural, share, table
 
 _ROWS = 40  # of the table; of a longer one the middle is left out
 
 _EXAMPLES = """examples:
   reuseloader plan --size 50000 --lifetime 4
-  reuseloader plan --size 50000 --lifetime 4 --epochs 90 --batch-size 256 --bytes-per-sample 150kB
+  reuseloader plan --size 50000 --lifetime 4 --epochs 90 --batch-size 256 --bytes-per-sample 150KB
   reuseloader plan --size 50000 --lifetime 4 --png plan.png
 
 The numbers are those of uninterrupted passes in which every index is fetched once."""
@@ -43,7 +44,7 @@ def add(commands: Any) -> None:
         "--bytes-per-sample",
         metavar="SIZE",
         type=byte_size,
-        help="say what is stored; of a prepared sample, such as 150kB",
+        help="say what is stored; of a prepared sample, such as 150KB",
     )
     parser.add_argument(
         "--png", metavar="FILE", help="draw it (needs pip install reuseloader[examples])"
@@ -109,30 +110,30 @@ def _builds_of_batches(batch_size: int, lifetime: int, size: int) -> tuple[int, 
 def _lines(facts: dict[str, Any]) -> list[str]:
     size, epochs = facts["size"], facts["epochs"]
     rows = [
-        (str(epoch), f"{builds:,}", f"{sum_:,}", f"{size * (epoch + 1):,}", f"{share:.1%}")
-        for epoch, (builds, sum_) in enumerate(
+        (str(epoch), f"{builds:,}", f"{built:,}", f"{plain:,}", share(built, plain))
+        for epoch, (builds, built) in enumerate(
             zip(facts["builds"], accumulate(facts["builds"]), strict=True)
         )
-        for share in [sum_ / (size * (epoch + 1))]
+        for plain in [size * (epoch + 1)]
     ]
     if len(rows) > _ROWS:
         rows[_ROWS // 2 : -_ROWS // 2] = [("...",) * 5]
     total, without = facts["total_builds"], facts["builds_without_reuse"]
     lines = [
-        f"{counted(size, 'sample')}, lifetime {facts['lifetime']:,}",
+        f"{plural(size, 'sample')}, lifetime {facts['lifetime']:,}",
         "",
-        *table([("epoch", "builds", "in all", "without reuse", "share"), *rows], left=0),
+        *table([("epoch", "builds", "in all", "without reuse", "share"), *rows], ">>>>>"),
         "",
-        f"{total:,} builds in {counted(epochs, 'epoch')} instead of {without:,}: "
-        f"{facts['share']:.1%}",
+        f"{total:,} builds in {plural(epochs, 'epoch')} instead of {without:,}: "
+        f"{share(total, without)}",
     ]
     if "batch" in facts:
         lines += _batch_lines(facts["batch"], facts["lifetime"], size)
     if "stored" in facts:
         stored = facts["stored"]
         lines.append(
-            f"on the disk: {size_text(stored['most_bytes'])} at most; "
-            f"written in all: {size_text(stored['bytes_written'])}"
+            f"on the disk: {amount(stored['most_bytes'])} at most; "
+            f"written in all: {amount(stored['bytes_written'])}"
         )
     return lines
 

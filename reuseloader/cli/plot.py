@@ -4,6 +4,7 @@ from itertools import accumulate
 from typing import Any
 
 from reuseloader.cli.outcome import CommandError
+from reuseloader.text import share
 
 _REUSE, _PLAIN = "#1f6fb4", "#9a9a9a"
 
@@ -26,9 +27,8 @@ def draw_plan(facts: dict[str, Any], path: str) -> None:
     size, epochs = facts["size"], facts["epochs"]
     name = f"lifetime {facts['lifetime']:,}"
     figure = Figure(figsize=(9, 3.8), layout="constrained")
-    figure.suptitle(
-        f"{size:,} samples, {name}: {facts['share']:.1%} of the builds in {epochs:,} epochs"
-    )
+    part = share(facts["total_builds"], facts["builds_without_reuse"])
+    figure.suptitle(f"{size:,} samples, {name}: {part} of the builds in {epochs:,} epochs")
     each, all_ = figure.subplots(1, 2)
     edges = [epoch - 0.5 for epoch in range(epochs + 1)]
     each.stairs(facts["builds"], edges, fill=True, color=_REUSE, label=name)

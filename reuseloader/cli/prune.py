@@ -11,7 +11,7 @@ from typing import Any
 from reuseloader.audit import reason
 from reuseloader.cli.opened import StoreOnDisk, add_directory, is_lmdb, look, watched
 from reuseloader.cli.outcome import CommandError, Outcome
-from reuseloader.cli.words import counted, first_of, shown, size_text, table, whole_number
+from reuseloader.cli.words import first_of, shown, whole_number
 from reuseloader.lmdb_store import LMDBStore
 from reuseloader.mix import mix
 from reuseloader.record import (
@@ -21,6 +21,7 @@ from reuseloader.record import (
     fingerprint_digest,
     read_stamp,
 )
+from reuseloader.text import amount, plural, table
 
 _EXAMPLES = """examples:
   reuseloader prune cache/train --size 50000 --dry-run
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> Outcome:
     if asks and due.records:
         sys.stderr.writelines(f"{line}\n" for line in lines)
         lines = []
-        if not _agreed(f"remove {counted(len(due.records), 'record')}? [y/N] "):
+        if not _agreed(f"remove {plural(len(due.records), 'record')}? [y/N] "):
             return Outcome(due.facts(), ["nothing removed"])
     if not args.dry_run and due.records:
         _remove(args, due)
@@ -120,10 +121,9 @@ class _Due:
         }
 
     def lines(self) -> list[str]:
-        number = counted(self.samples, "sample")
+        number = plural(self.samples, "sample")
         lines = [
-            f"{shown(self.path)}: of {number} {len(self.records):,} to remove, "
-            f"{size_text(self.bytes)}"
+            f"{shown(self.path)}: of {number} {len(self.records):,} to remove, {amount(self.bytes)}"
         ]
         groups = defaultdict(list)
         for record in self.records.values():
@@ -132,12 +132,12 @@ class _Due:
             (
                 why,
                 f"{len(records):,}",
-                size_text(sum(record.bytes for record in records)),
+                amount(sum(record.bytes for record in records)),
                 f"indices {records[0].index:,} to {records[-1].index:,}",
             )
             for why, records in groups.items()
         ]
-        return lines + [f"  {line}" for line in table(rows)]
+        return lines + table(rows, "<>><", "  ")
 
     def left_lines(self) -> list[str]:
         lines = []
@@ -149,7 +149,7 @@ class _Due:
         return lines
 
     def result(self) -> str:
-        text = f"removed {counted(self.removed, 'record')}, {size_text(self.removed_bytes)}"
+        text = f"removed {plural(self.removed, 'record')}, {amount(self.removed_bytes)}"
         if self.replaced:
             text += f"; {self.replaced:,} were replaced or gone meanwhile"
         return text

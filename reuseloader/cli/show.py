@@ -17,15 +17,14 @@ from reuseloader.cli.words import (
     first_of,
     format_of,
     shown,
-    size_text,
     stamp_facts,
-    table,
     whole_number,
 )
 from reuseloader.codec import FileCodec
 from reuseloader.raised import describe
 from reuseloader.record import TRAILER_SIZE, DamagedError, announced_stamp, read_stamp
 from reuseloader.tensors import TensorsCodec
+from reuseloader.text import amount, table
 
 _EXAMPLES = """examples:
   reuseloader show cache/train 123
@@ -127,8 +126,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if "members" in facts:
         members = facts["members"]
         lines += ["", "in its zip file (--unpickle shows the sample, and runs what code it names):"]
-        rows = [(shown(name), size_text(size)) for name, size in members.items()]
-        lines += first_of(table(rows), len(rows))
+        rows = [(shown(name), amount(size)) for name, size in members.items()]
+        lines += first_of(table(rows, "<>"), len(rows))
     if "sample" in facts:
         lines += ["", *part_lines(facts["sample"])]
     return lines

@@ -6,7 +6,8 @@ from typing import Any
 from reuseloader.cli.opened import add_directory, look
 from reuseloader.cli.outcome import Outcome
 from reuseloader.cli.survey import survey
-from reuseloader.cli.words import MOST, counted, fingerprint_text, first_of, shown, size_text
+from reuseloader.cli.words import MOST, fingerprint_text, first_of, shown
+from reuseloader.text import amount, plural, table
 
 _BAR = 40  # characters of the longest bar of a histogram
 
@@ -41,15 +42,15 @@ def run(args: argparse.Namespace) -> Outcome:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"{shown(facts['path'])}: {_kind(facts)}"]
-    samples = counted(facts["samples"], "sample")
+    samples = plural(facts["samples"], "sample")
     if facts["samples"]:
         sizes = facts["sample_bytes"]
         lines.append(
-            f"{samples}, {size_text(facts['bytes'])}, "
+            f"{samples}, {amount(facts['bytes'])}, "
             f"indices {facts['first_index']:,} to {facts['last_index']:,}"
         )
         if sizes["min"] is not None:
-            small, mean, large = (size_text(sizes[name]) for name in ("min", "mean", "max"))
+            small, mean, large = (amount(sizes[name]) for name in ("min", "mean", "max"))
             lines.append(f"size of a sample: {small} to {large}, mean {mean}")
     else:
         lines.append("no samples")
@@ -74,7 +75,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 def _kind(facts: dict[str, Any]) -> str:
     if facts["store"] == "directory":
         return "a directory of files"
-    return f"an LMDB store, its file {size_text(facts['file_bytes'])}"
+    return f"an LMDB store, its file {amount(facts['file_bytes'])}"
 
 
 def _last_run_lines(run: dict[str, Any] | None) -> list[str]:
@@ -82,7 +83,7 @@ def _last_run_lines(run: dict[str, Any] | None) -> list[str]:
         return ["last run: unknown"]
     size = "an unknown number of samples"
     if run["size"] is not None:
-        size = f"{counted(run['size'], 'sample')}, {run['stored']:,} of them stored"
+        size = f"{plural(run['size'], 'sample')}, {run['stored']:,} of them stored"
     fingerprint = shown(fingerprint_text(str(run["fingerprint"])))
     return [f"last run: {size}; build {shown(run['build'])}, fingerprint {fingerprint}"]
 
@@ -92,17 +93,16 @@ def _group_lines(group: dict[str, Any]) -> list[str]:
     most = max(generations.values())
     left_out = len(generations) - MOST
     rows = [
-        (f"{generation:,}", f"{count:,}", "#" * max(1, round(_BAR * count / most)))
+        ("generation", f"{generation:,}", f"{count:,}", "#" * max(1, round(_BAR * count / most)))
         for generation, count in list(generations.items())[-MOST:]
     ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return [
         "",
         f"{group['format']}, lifetime {group['lifetime']:,}, "
         f"fingerprint {fingerprint_text(group['fingerprint'])}: "
-        f"{counted(group['samples'], 'sample')}, {size_text(group['bytes'])}",
+        f"{plural(group['samples'], 'sample')}, {amount(group['bytes'])}",
         *([f"  {left_out:,} older generations (--json lists all)"] if left_out > 0 else []),
-        *(f"  generation {g:>{widths[0]}}  {n:>{widths[1]}}  {bar}" for g, n, bar in rows),
+        *table(rows, "<>><", "  "),
     ]
 
 

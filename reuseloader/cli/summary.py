@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from reuseloader.cli.words import shown, table
+from reuseloader.cli.words import shown
 from reuseloader.sample import parts_of
+from reuseloader.text import table
 
 _LONGEST = 60  # characters of a value that are shown
 _DEEPEST = 20  # levels that are walked into
@@ -29,7 +30,7 @@ def parts_in(sample: Any) -> list[dict[str, Any]]:
 
 def part_lines(parts: list[dict[str, Any]]) -> list[str]:
     """The same for people."""
-    return table([(shown(part["place"]), _content(part)) for part in parts], left=2)
+    return table([(shown(part["place"]), _content(part)) for part in parts], "<<")
 
 
 def _walk(place: str, value: Any, levels: int) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,8 @@ from typing import Any
 from reuseloader.audit import Audit, check, reason
 from reuseloader.cli.opened import StoreOnDisk, add_directory, look, watched
 from reuseloader.cli.outcome import Outcome
-from reuseloader.cli.words import counted, first_of, shown, size_text
+from reuseloader.cli.words import first_of, shown
+from reuseloader.text import amount, plural
 
 _EXAMPLES = """examples:
   reuseloader verify cache/train
@@ -40,14 +41,14 @@ def run(args: argparse.Namespace) -> Outcome:
     damaged = found.damaged
     verdict = f"{len(damaged):,} damaged" if damaged else "all sound" if found.samples else "empty"
     lines = [
-        f"{shown(store.path)}: {counted(found.samples, 'sample')}, {size_text(found.bytes)} read: "
+        f"{shown(store.path)}: {plural(found.samples, 'sample')}, {amount(found.bytes)} read: "
         f"{verdict}",
         *first_of((f"{shown(name)}  {why}" for name, why in damaged.items()), len(damaged)),
     ]
     if damaged:
         lines.append("a run builds them anew; `reuseloader prune --damaged` removes them")
     if found.temps:
-        lines.append(f"{counted(len(found.temps), 'temporary file')} (see `reuseloader stat`)")
+        lines.append(f"{plural(len(found.temps), 'temporary file')} (see `reuseloader stat`)")
     if found.strays:
         lines.append(f"not of ReuseLoader: {len(found.strays):,} (see `reuseloader stat`)")
     return Outcome({"path": store.path, **asdict(found)}, lines, is_wrong=bool(damaged))

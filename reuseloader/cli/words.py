@@ -1,8 +1,8 @@
-"""Numbers, names and settings, as people read them."""
+"""Names and settings as people read them, numbers as they write them."""
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from reuseloader.codec import FileCodec
 from reuseloader.record import Stamp, fingerprint_digest
@@ -39,21 +39,6 @@ def fingerprint_text(digest: str) -> str:
     return "none" if digest == fingerprint_digest("").hex() else digest
 
 
-def size_text(size: float) -> str:
-    """A number of bytes: ``999 B``, ``1.2 GB``."""
-    if size < 1000:
-        return f"{size:.0f} B"
-    for scale, unit in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB")):
-        if size / scale < 999.95:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e12:,.1f} TB"
-
-
-def counted(number: int, thing: str) -> str:
-    """``1 sample``, ``1,000 samples``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 def shown(name: object) -> str:
     """A name on one line of a terminal, whatever characters it has."""
     text = str(name)
@@ -67,19 +52,6 @@ def first_of(lines: Iterable[str], total: int) -> Iterator[str]:
             yield f"  and {total - MOST:,} more (--json lists all)"
             return
         yield f"  {line}"
-
-
-def table(rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
-    """Rows of equally many cells as lines; the ``left`` first columns are flush left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:
@@ -96,8 +68,8 @@ def whole_number(minimum: int) -> Callable[[str], int]:
 
 
 def byte_size(text: str) -> float:
-    """For argparse: a number of bytes such as ``150000``, ``150kB``, ``1.5 MB``."""
+    """For argparse: a number of bytes such as ``150000``, ``150KB``, ``1.5 MB``."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"must be a size such as 150kB, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a size such as 150KB, got {text!r}")
     return float(match[1]) * _UNITS[match[2].lower()]
