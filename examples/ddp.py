@@ -17,10 +17,10 @@ index may be missing, and none come twice but the few that fill up the last roun
 
 import argparse
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,45 +42,35 @@ from reuseloader.nodes import ReuseMapper, ReuseSampler
 Batch = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
 class Build:
-    """The build function; counts its calls in this rank."""
+    """The build function: the key of a sample -> the sample."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
-        self.images = images
-        self.labels = labels
-        self.calls = 0
-        self._lock = threading.Lock()
+    images: np.ndarray
+    labels: np.ndarray
 
     def __call__(self, key: ReuseKey) -> dict[str, Any]:
         """Prepare digit ``key.index``; all that is random comes from the key."""
-        with self._lock:
-            self.calls += 1
         image = distort(self.images[key.index], key.rng())
         label = int(self.labels[key.index])
         return {"index": key.index, "image": torch.from_numpy(image)[None], "label": label}
 
 
-def rank_loader(
-    build: Build, path: Path, args: argparse.Namespace, stack: ExitStack
-) -> Loader[Batch]:
-    """The graph of this rank: each pass over it is the next epoch."""
+def rank_samples(build: Build, path: Path, args: argparse.Namespace) -> ReuseMapper:
+    """The samples of this rank: each pass over them is the next epoch."""
     policy = ReusePolicy(args.lifetime, args.seed)
     pairs = ReuseSampler(
         args.train_size, policy, rank=dist.get_rank(), world_size=dist.get_world_size()
     )
-    samples = stack.enter_context(
-        ReuseMapper(
-            pairs,
-            build,
-            path,
-            policy,
-            size=args.train_size,
-            fingerprint=FINGERPRINT,
-            num_workers=args.workers,
-        )
+    return ReuseMapper(
+        pairs,
+        build,
+        path,
+        policy,
+        size=args.train_size,
+        fingerprint=FINGERPRINT,
+        num_workers=args.workers,
     )
-    batches = Batcher(samples, args.batch_size, drop_last=False)
-    return Loader(Prefetcher(Mapper(batches, default_collate), prefetch_factor=2))
 
 
 def gathered(value: Any) -> list[Any]:
@@ -99,9 +89,10 @@ def say(text: str) -> None:
 class Training:
     """The network of this rank, kept equal on all by DistributedDataParallel."""
 
-    def __init__(self, build: Build, loader: Loader[Batch], args: argparse.Namespace) -> None:
-        self.build = build
-        self.loader = loader
+    def __init__(self, samples: ReuseMapper, args: argparse.Namespace) -> None:
+        self.samples = samples
+        batches = Mapper(Batcher(samples, args.batch_size, drop_last=False), default_collate)
+        self.loader: Loader[Batch] = Loader(Prefetcher(batches, prefetch_factor=2))
         self.args = args
         self.network = DistributedDataParallel(new_network(args.seed))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=2e-3)
@@ -129,7 +120,7 @@ class Training:
     def train_epoch(self, *, half: bool) -> tuple[list[int], int]:
         """Train on one pass, or on the first half of it; return (indices, number of builds)."""
         drawn: list[int] = []
-        calls = self.build.calls
+        built_before = self.samples.stats().builds
         enough = self.args.train_size // dist.get_world_size() // 2
         batches: Iterator[Batch] = iter(self.loader)
         for batch in batches:
@@ -140,7 +131,7 @@ class Training:
             drawn += batch["index"].tolist()
             if half and len(drawn) >= enough:
                 break
-        return drawn, self.build.calls - calls
+        return drawn, self.samples.stats().builds - built_before
 
     def report(self, drawn: list[list[int]], built: list[int]) -> None:
         """A line for each rank; builds run ahead of the batches by what is prefetched."""
@@ -226,9 +217,8 @@ def main() -> None:
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="reuseloader-"))
         path = args.cache or Path(gathered(scratch)[0])  # one for all ranks: that of rank 0
-        build = Build(train_images, train_labels)
-        with ExitStack() as loaders:
-            training = Training(build, rank_loader(build, path, args, loaders), args)
+        with rank_samples(Build(train_images, train_labels), path, args) as samples:
+            training = Training(samples, args)
             if args.checkpoint and args.checkpoint.exists():
                 training.load()
             dist.barrier()  # a checkpoint of this run is none to go on from

@@ -22,11 +22,10 @@ runs take turns, epoch by epoch, so that other load on the machine hits them ali
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,28 +77,26 @@ class Build:
     """The build function: the key of a sample -> the sample.
 
     An instance of a module-level class, so that worker processes of any start method can have it.
-    It notes each call by one byte appended to a file: the length of the file is the true number of
-    builds, in whatever threads or processes they ran.
     """
 
     images: np.ndarray
     labels: np.ndarray
-    log: Path
 
     def __call__(self, key: ReuseKey) -> tuple[Tensor, int]:
         """Prepare digit ``key.index``; all that is random comes from the key."""
-        with open(self.log, "ab", buffering=0) as log:
-            log.write(b".")
         image = distort(self.images[key.index], key.rng())
         return torch.from_numpy(image)[None], int(self.labels[key.index])
 
 
 # --- The two loaders -----------------------------------------------------------------------------
 
+Batches = Iterable[tuple[Tensor, Tensor]]
+Counting = ReuseMapper | ReuseDataLoader  # its stats() count builds and hits
+
 
 def nodes_loader(
-    build: Build, path: Path, lifetime: int, args: argparse.Namespace, stack: ExitStack
-) -> Iterable[tuple[Tensor, Tensor]]:
+    build: Build, path: Path, lifetime: int, args: argparse.Namespace
+) -> tuple[Batches, Counting]:
     """The torchdata.nodes graph: each pass over it is the next epoch."""
     policy = ReusePolicy(lifetime, args.seed)
     pairs = ReuseSampler(args.train_size, policy)
@@ -113,14 +110,13 @@ def nodes_loader(
         num_workers=args.workers,
         method=args.method,
     )
-    stack.enter_context(samples)  # closed in the end: the workers go
     batches = Batcher(samples, args.batch_size, drop_last=False)
-    return Loader(Prefetcher(Mapper(batches, default_collate), prefetch_factor=4))
+    return Loader(Prefetcher(Mapper(batches, default_collate), prefetch_factor=4)), samples
 
 
 def data_loader(
-    build: Build, path: Path, lifetime: int, args: argparse.Namespace, stack: ExitStack
-) -> Iterable[tuple[Tensor, Tensor]]:
+    build: Build, path: Path, lifetime: int, args: argparse.Namespace
+) -> tuple[Batches, Counting]:
     """The same with a torch DataLoader."""
     loader = ReuseDataLoader(
         build,
@@ -134,13 +130,10 @@ def data_loader(
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
     )
-    return stack.enter_context(loader)
+    return loader, loader
 
 
-LOADERS: dict[str, Callable[..., Iterable[tuple[Tensor, Tensor]]]] = {
-    "nodes": nodes_loader,
-    "dataloader": data_loader,
-}
+LOADERS = {"nodes": nodes_loader, "dataloader": data_loader}
 
 
 # --- Training ------------------------------------------------------------------------------------
@@ -168,9 +161,9 @@ class Run:
     """The training at one lifetime, and what was measured at the end of each of its epochs."""
 
     lifetime: int
-    loader: Iterable[tuple[Tensor, Tensor]]
+    loader: Batches
+    samples: Counting
     network: nn.Module
-    log: Path
     fresh: bool  # no samples of an earlier run were there
     seconds: list[float] = field(default_factory=list)  # of the epoch, evaluation left out
     built: list[int] = field(default_factory=list)  # samples since the start
@@ -191,7 +184,7 @@ class Run:
             self.optimizer.step()
             self.averaged.update_parameters(self.network)
         self.seconds.append(time.perf_counter() - start)
-        self.built.append(os.path.getsize(self.log))
+        self.built.append(self.samples.stats().builds)
 
         with torch.no_grad():
             guesses = self.averaged(test_images).argmax(dim=1)
@@ -227,14 +220,13 @@ def train_all(args: argparse.Namespace) -> list[Run]:
         cache = args.cache or scratch
         runs = []
         for lifetime in args.lifetime:
-            log = scratch / f"builds-{lifetime}.log"
-            log.touch()
-            build = Build(train_images, train_labels, log)
+            build = Build(train_images, train_labels)
             # each lifetime needs a directory of its own, or they overwrite each other's samples
             path = cache / f"lifetime-{lifetime}"
             fresh = not any(path.glob("*.pt"))
-            loader = LOADERS[args.loader](build, path, lifetime, args, stack)
-            runs.append(Run(lifetime, loader, new_network(args.seed), log, fresh))
+            loader, samples = LOADERS[args.loader](build, path, lifetime, args)
+            stack.enter_context(samples)  # closed in the end: the workers go
+            runs.append(Run(lifetime, loader, samples, new_network(args.seed), fresh))
 
         with tqdm(total=args.epochs * len(runs), unit="epoch", desc="training") as bar:
             for _ in range(args.epochs):
@@ -283,7 +275,7 @@ def print_outcome(runs: Sequence[Run], args: argparse.Namespace) -> None:
             f"{run.lifetime:8}  {statistics.median(run.seconds[1:]):7.3f}"
             f"  {relative[run.lifetime]:8.2f}  {steady_builds:6.0f}"
             f"  {args.train_size - steady_builds:6.0f}  |"
-            f"  {run.built[-1]:7}  {args.epochs * args.train_size - run.built[-1]:6}"
+            f"  {run.built[-1]:7}  {run.samples.stats().hits:6}"
             f"  {run.accuracy[-1]:7.1f} %   {'never' if reached is None else f'{reached:.1f}':>8}"
         )
 

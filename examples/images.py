@@ -15,17 +15,14 @@ the machine hits them alike.
 """
 
 import argparse
-import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import kornia.augmentation as K  # noqa: N812  # its documentation calls it so
 import matplotlib as mpl
@@ -38,7 +35,7 @@ from torch.utils.data import Dataset, default_collate
 from torchdata.nodes import Batcher, Loader, Mapper, Prefetcher
 from tqdm import tqdm
 
-from reuseloader import FromDataset, ReuseKey, ReusePolicy
+from reuseloader import FromDataset, ReusePolicy
 from reuseloader.nodes import ReuseMapper, ReuseSampler
 
 TILE, SIDE = 128, 96  # pixels along the side of a tile's file, and of a sample
@@ -99,22 +96,14 @@ def cut(folder: Path) -> tuple[list[Path], list[Path]]:
 # --- The same training with and without reuse ----------------------------------------------------
 
 
-def counted(build: Callable[[ReuseKey], Any], log: Path, key: ReuseKey) -> Any:
-    """What ``build`` gives; each call, in whatever process, adds a byte to the file ``log``."""
-    with open(log, "ab", buffering=0) as file:
-        file.write(b".")
-    return build(key)
-
-
 class Run:
     """The training at one lifetime."""
 
     def __init__(self, lifetime: int, tiles: Tiles, scratch: Path, args: argparse.Namespace):
         self.policy = ReusePolicy(lifetime, args.seed)
-        self.log = scratch / f"builds-{lifetime}"
         self.samples = ReuseMapper(
             ReuseSampler(len(tiles), self.policy),
-            partial(counted, FromDataset(tiles), self.log),
+            FromDataset(tiles),
             scratch / f"lifetime-{lifetime}",
             self.policy,
             size=len(tiles),
@@ -158,14 +147,16 @@ def compare(runs: Sequence[Run], test: Tiles, args: argparse.Namespace) -> None:
             run.train_epoch()
     print("lifetime  s in epoch 0  s in a steady epoch  builds   hits  test accuracy")
     for run in runs:
-        builds = os.path.getsize(run.log)
+        stats = run.samples.stats()
         due = sum(run.policy.builds(epoch, args.size) for epoch in range(args.epochs))
-        if builds != due:
-            raise SystemExit(f"FAILED: built {builds} samples; by the closed form it is {due}")
+        if stats.builds != due:
+            raise SystemExit(
+                f"FAILED: built {stats.builds} samples; by the closed form it is {due}"
+            )
         print(
             f"{run.policy.lifetime:8}  {run.seconds[0]:12.2f}"
-            f"  {statistics.median(run.seconds[1:]):19.2f}  {builds:6}"
-            f"  {args.epochs * args.size - builds:5}  {run.accuracy(test):11.1f} %"
+            f"  {statistics.median(run.seconds[1:]):19.2f}  {stats.builds:6}"
+            f"  {stats.hits:5}  {run.accuracy(test):11.1f} %"
         )
     # neighbours in time are compared, so that load that comes and goes cancels
     pairs = zip(runs[-1].seconds[1:], runs[0].seconds[1:], strict=True)

@@ -94,10 +94,13 @@ class BuildRequest:
         sample, stored = self._build(fetcher)
         if stored:
             return None
-        try:
-            return True, encoded(sample)
-        except UnsupportedError:
-            return False, fetcher.encode(self.key, sample, _other_codec(fetcher))
+        # finish is given what it would be given at a hit, down to the strides
+        if fetcher.finish is None or fetcher.codec.id == _PLAIN.id:
+            try:
+                return True, encoded(sample)
+            except UnsupportedError:
+                pass
+        return False, fetcher.encode(self.key, sample, _other_codec(fetcher))
 
     def receive(self, fetcher: Fetcher, parcel: tuple[bool, bytes] | None) -> Any:
         """The built sample."""

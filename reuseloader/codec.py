@@ -15,7 +15,7 @@ from reuseloader.errors import ReuseError
 from reuseloader.names import full_name_of, name_of
 from reuseloader.raised import add_note
 from reuseloader.record import Buffer, codec_id
-from reuseloader.sample import require_cpu, smallest_failing
+from reuseloader.sample import own_copy, private, require_cpu, smallest_failing
 
 Save = Callable[[Any, BinaryIO], object]
 Load = Callable[[BinaryIO], Any]
@@ -50,24 +50,38 @@ def torch_load(file: BinaryIO) -> Any:
 
 
 class _CompactPickler(pickle.Pickler):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._storages: set[int] = set()  # addresses of those that are stored as they are
+
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             require_cpu(obj)
-            return _reduced_view(obj)
+            return self._reduced_tensor(obj)
         if type(obj) is np.ndarray:
             return _reduced_array(obj)
         return NotImplemented
 
-
-def _reduced_view(tensor: torch.Tensor) -> Any:
-    if tensor.layout == torch.strided:
-        size = tensor.numel() * tensor.element_size()
-        if tensor.untyped_storage().nbytes() > size:
-            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            if type(copy) is type(tensor):
+    def _reduced_tensor(self, tensor: torch.Tensor) -> Any:
+        # torch would store all the memory that a tensor looks at a part of, and give back tensors
+        # and elements that share memory, which no copy for finish has
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return NotImplemented
+        address = tensor.untyped_storage().data_ptr()
+        if address in self._storages or not _fills_its_storage(tensor):
+            copy = own_copy(tensor)
+            if copy is not None:
                 copy.__dict__.update(vars(tensor))
                 return copy.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
-    return NotImplemented
+        self._storages.add(address)
+        return NotImplemented
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether each byte of its storage belongs to exactly one of its elements."""
+    size = tensor.numel() * tensor.element_size()
+    dense = torch.empty_like(tensor, device="meta").stride()  # what a copy would have
+    return tensor.untyped_storage().nbytes() == size and tensor.stride() == dense
 
 
 def _reduced_array(array: npt.NDArray[Any]) -> Any:
@@ -126,6 +140,9 @@ class Codec(Protocol):
     def decode(self, payload: Buffer) -> Any:
         """The sample of a payload, whose memory it may take over if that is writable."""
 
+    def copy(self, sample: Any) -> Any:
+        """A deep copy of a sample: laid out in memory, and shared within, as if decoded."""
+
 
 @dataclass(frozen=True)
 class FileCodec:
@@ -162,3 +179,7 @@ class FileCodec:
     def decode(self, payload: Buffer) -> Any:
         """What ``load`` makes of exactly the bytes that ``save`` wrote."""
         return self.load(io.BytesIO(payload))
+
+    def copy(self, sample: Any) -> Any:
+        """A deep copy, as `torch_save` and `torch_load` would give it back."""
+        return private(sample)

@@ -28,7 +28,7 @@ from reuseloader.record import (
     seal,
     unseal,
 )
-from reuseloader.sample import private, require_cpu
+from reuseloader.sample import require_cpu
 from reuseloader.store import Bookkeeper, DirectoryStore, Store
 from reuseloader.tally import Kind, Miss, Tally
 from reuseloader.tensors import TensorsCodec
@@ -155,7 +155,7 @@ class Fetcher:
         sample = self.build(first)
         require_cpu(sample)
         # build may return memory that it keeps, such as a row of a dataset's tensor
-        return sample if self.finish is None else private(sample)
+        return sample if self.finish is None else self.codec.copy(sample)
 
     def keep(self, key: ReuseKey, sample: Any) -> bool:
         """Store a built sample unless this is its last use; return whether it is stored."""

@@ -22,6 +22,16 @@ def require_cpu(sample: Any) -> None:
             )
 
 
+def own_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy with memory of its own, of its own size; None if its type does not clone itself.
+
+    It is a leaf of its graph, with ``requires_grad`` as it was, and has no attributes. Axes keep
+    their order in memory, as far as each element has a place of its own there.
+    """
+    clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return clone if type(clone) is type(tensor) else None
+
+
 def private(sample: Any) -> Any:
     """A deep copy of ``sample``, which shares no memory with it.
 
@@ -47,8 +57,8 @@ def _private(sample: Any) -> Any:
         if type(value) is np.ndarray and not value.dtype.hasobject:
             memo[id(value)] = value.copy(order="C")
         elif isinstance(value, torch.Tensor):
-            clone = value.detach().clone().requires_grad_(value.requires_grad)
-            if type(clone) is type(value):
+            clone = own_copy(value)
+            if clone is not None:
                 memo[id(value)] = clone
                 clone.__dict__.update(copy.deepcopy(vars(value), memo))
     return copy.deepcopy(sample, memo)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 
 from reuseloader.record import Buffer, DamagedError, codec_id
-from reuseloader.sample import parts_of, smallest_failing
+from reuseloader.sample import parts_of, private, smallest_failing
 
 _ALIGNMENT = 16  # of the largest element, complex128; also what memory begins at
 _LENGTH = struct.Struct("<Q")
@@ -81,6 +81,13 @@ class TensorsCodec:
             return _decoded(view)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise DamagedError(f"it is no sample of format='tensors': {error!r}") from error
+
+    def copy(self, sample: Any) -> Any:
+        """A deep copy, as it would be decoded, or any other of what is not stored."""
+        try:
+            return self.decode(encoded(sample))
+        except UnsupportedError:
+            return private(sample)
 
 
 class UnsupportedError(TypeError):

@@ -254,12 +254,12 @@ def examples(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_examples_pass(examples, tmp_path):
+def test_the_examples_pass(examples):
     """The build of every example, and those of digits and ddp with their data."""
     digits, ddp = examples("digits"), examples("ddp")
     data = digits.load_digits()
     builds = impure.Several(
-        digits=digits.Build(data.images, data.target, tmp_path / "log"),
+        digits=digits.Build(data.images, data.target),
         ddp=ddp.Build(data.images, data.target),
         curriculum=examples("curriculum").build,
         varlen=examples("varlen").build,
@@ -274,7 +274,7 @@ def test_the_examples_of_other_domains_pass(examples, tmp_path):
     builds = impure.Several(
         swap_in=FromDataset(examples("swap_in").DATASET),
         images=FromDataset(images.Tiles(paths, augment=True)),
-        volumes=functools.partial(volumes.build, log=tmp_path / "log"),
+        volumes=volumes.build,
     )
     check(builds, size=len(paths))
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import FORKS, Labelled, Thing, bits, fails
-from nodes_helpers import all_modes, flat, variant
+from nodes_helpers import all_modes, flat, loading, variant
 from torch.utils.data import TensorDataset
+from torchdata.nodes import Loader
 
 from reuseloader import IndexEpoch, ReuseDataLoader, ReuseDataset, ReusePolicy
 
@@ -119,6 +120,129 @@ def test_a_mapper_keeps_what_it_gave(hop, graph, lifetime, rows, store):
     with graph.loader(store, rows, finish=spoil) as loader:
         for epoch in range(EPOCHS):
             assert_finished(flat(list(loader)), graph.policy, epoch)
+
+
+# The order of the elements in memory: a sum of them, for one, is rounded accordingly
+
+
+def laid_out(key):
+    """Tensors of every layout, some of them parts of a larger one."""
+    generator = torch.Generator().manual_seed(key.seed)
+    large = torch.rand(6, 8, 4, generator=generator)
+    return {
+        "index": key.index,
+        "contiguous": large.clone(),
+        "transposed": large[0].clone().T,
+        "permuted": large.clone().permute(2, 0, 1),
+        "one channel": large[:, :, :1].clone().permute(2, 0, 1),
+        "channels_last": large.reshape(2, 4, 6, 4).to(memory_format=torch.channels_last),
+        "channels_last_3d": large.reshape(1, 2, 4, 6, 4).to(memory_format=torch.channels_last_3d),
+        "rows": large[2:4],
+        "columns": large[:, 2:4],
+        "steps": large[::2, :, ::2],
+        "permuted part": large[1:3].permute(2, 1, 0),
+        "diagonal": large[0].diagonal(),
+        "expanded": large[0, 0].expand(3, 4),
+        "expanded part": large[:, :1, :1].expand(6, 8, 4),
+        "overlapping": large[0, 0].clone().as_strided((2, 2), (1, 1)),
+        "windows": large.reshape(-1).unfold(0, 3, 1),
+        "empty": large[:0].permute(2, 1, 0),
+    }
+
+
+def strides_of(sample, key=None):
+    """A finish that tells how the elements lie."""
+    tensors = {name: value for name, value in sample.items() if name != "index"}
+    return {"index": sample["index"], **{name: t.stride() for name, t in tensors.items()}}
+
+
+def strides_wanted(policy, format):
+    """By index: as they were at the build, or, without pickle, those of contiguous tensors."""
+    memory_format = {"torch": torch.preserve_format, "tensors": torch.contiguous_format}[format]
+    wanted = {}
+    for index in range(SIZE):
+        sample = laid_out(policy.key(index, 0))
+        for name in sample.keys() - {"index"}:
+            sample[name] = sample[name].clone(memory_format=memory_format)
+        wanted[index] = strides_of(sample)
+    return wanted
+
+
+def twice(key):
+    tensor = torch.zeros(2)
+    return [tensor, tensor]
+
+
+def changed(sample, key):
+    """A finish that changes the first of two tensors."""
+    sample[0] += 1
+    return sample
+
+
+@lifetimes
+@formats
+def test_a_dataset_gives_the_same_strides_at_every_use(lifetime, format, store):
+    """At builds and at hits."""
+    policy = ReusePolicy(lifetime, SEED)
+    dataset = ReuseDataset(laid_out, SIZE, store, policy, finish=strides_of, format=format)
+    for epoch in range(EPOCHS):
+        samples = [dataset[IndexEpoch(index, epoch)] for index in range(SIZE)]
+        assert {sample["index"]: sample for sample in samples} == strides_wanted(policy, format)
+    assert (dataset.stats().hits > 0) == (lifetime > 1)
+
+
+@lifetimes
+@formats
+@all_modes
+@pytest.mark.parametrize("hop", [None, 4])
+def test_a_mapper_gives_the_same_strides_at_every_use(hop, graph, format, lifetime, store):
+    """At builds, stored or not, and at hits; whether or not they cross to another process."""
+    graph = variant(graph, lifetime=lifetime, hop=hop)
+    wanted = strides_wanted(graph.policy, format)
+    with (
+        graph.mapper(store, laid_out, finish=strides_of, format=format) as mapper,
+        loading(graph.root(mapper)) as loader,
+    ):
+        for _ in range(EPOCHS):
+            assert {sample["index"]: sample for sample in flat(list(loader))} == wanted
+            for file in store.glob("*0.pt"):
+                file.unlink()
+        assert (mapper.stats().hits > 0) == (lifetime > 1)
+
+
+@formats
+def test_no_memory_is_shared_within_a_sample(format, store):
+    """What finish does to one tensor in place reaches no other one, at builds and at hits."""
+
+    def build(key):
+        whole = torch.arange(12.0).reshape(3, 4)
+        return [whole, whole.T, whole.view(-1), whole[1], whole[:1].expand(3, 4)]
+
+    def finish(sample, key):
+        for number, tensor in enumerate(sample):
+            tensor += number
+        return sample
+
+    policy = ReusePolicy(2, SEED)
+    dataset = ReuseDataset(build, 1, store, policy, finish=finish, format=format)
+    wanted = bits([tensor + number for number, tensor in enumerate(build(None))])
+    assert bits(dataset[IndexEpoch(0, 0)]) == wanted
+    assert bits(dataset[IndexEpoch(0, 1)]) == wanted
+    assert dataset.stats().hits == 1
+
+
+@formats
+@all_modes
+@pytest.mark.parametrize("lifetime", [1, 2])
+def test_a_tensor_that_is_there_twice_is_so_at_every_use(lifetime, graph, format, store):
+    """One tensor in the torch format, two without pickle: at builds, stored or not, and at hits."""
+    graph = variant(graph, lifetime=lifetime, size=1)
+    with graph.mapper(store, twice, finish=changed, format=format) as mapper:
+        loader = Loader(mapper)
+        samples = [bits(next(iter(loader))) for _ in range(2)]
+        assert mapper.stats().hits == lifetime - 1
+    changes = {"torch": (1, 1), "tensors": (1, 0)}[format]
+    assert samples == [bits([torch.full((2,), float(change)) for change in changes])] * 2
 
 
 # What can be copied
