@@ -94,8 +94,8 @@ class BuildRequest:
         sample, stored = self._build(fetcher)
         if stored:
             return None
-        # finish is given what it would be given at a hit, down to the strides
-        if fetcher.finish is None or fetcher.codec.id == _PLAIN.id:
+        # finish must be given what torch's format gives back at a hit, down to the strides
+        if fetcher.finish is None or fetcher.codec != _ANY:
             try:
                 return True, encoded(sample)
             except UnsupportedError:
