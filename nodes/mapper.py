@@ -149,6 +149,7 @@ class ReuseMapper(BaseNode[Any]):
             )
             is_whole = initial_state is None or self.DIGEST_KEY in initial_state
             running = Running(progress, state.get(self.DIGEST_KEY), is_whole)
+            running.is_resumed = initial_state is not None
             before = self._fence.begin(running)
         if before is not None:
             before.cancel()
@@ -205,7 +206,8 @@ class ReuseMapper(BaseNode[Any]):
         self._fetcher.tally.warn()
         if isinstance(running.error, StopIteration):
             ahead = self._is_ahead_of_training = not _in_main_thread()
-            self._times = running.watch.ended(running.epoch, running.samples, ahead=ahead)
+            if not running.is_resumed:
+                self._times = running.watch.ended(running.epoch, running.samples, ahead=ahead)
             self._digest = running.whole_digest()
             raise StopIteration
         raise running.error

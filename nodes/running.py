@@ -43,6 +43,7 @@ class Running:
         self.watch = PassWatch()
         self.epoch = 0  # of what was pulled last
         self.samples = 0  # delivered
+        self.is_resumed = False  # its times are not those of a whole pass
         self.current: tuple[int, Request] | None = None  # what is made without a window
         self.window: deque[Unit] = deque()
         self.building = 0  # units of the window that have a future

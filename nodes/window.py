@@ -1,7 +1,6 @@
 """How far ReuseMapper looks ahead in a pass, and what it takes from there."""
 
 from concurrent.futures import FIRST_COMPLETED, wait
-from time import perf_counter
 from typing import Any
 
 from reuseloader.fetcher import Fetcher
@@ -90,9 +89,7 @@ class Window:
             for unit in candidates:
                 if unit.future is None or unit.future.done():
                     return unit
-            began = perf_counter()
             wait([unit.future for unit in candidates if unit.future], None, FIRST_COMPLETED)
-            running.watch.blocked += perf_counter() - began
 
     def _samples(self, unit: Unit) -> list[Any]:
         if self._pool is None or unit.future is None:

@@ -48,6 +48,15 @@ def is_installed(value: Any) -> bool:
     )
 
 
+def is_of_module(method: Any) -> bool:
+    """Whether a bound method is a function of an installed module, as `random.uniform` is.
+
+    Its object is then the module's own, whose state is no part of anybody's code.
+    """
+    module = sys.modules.get(type(method.__self__).__module__)
+    return is_installed(module) and getattr(module, method.__name__, None) == method
+
+
 def name_in_module(value: Any) -> str:
     """The name of a function or class, with that of its module."""
     return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', value)}"

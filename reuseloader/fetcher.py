@@ -101,13 +101,13 @@ class Fetcher:
 
     def read(self, key: ReuseKey) -> Any:
         """The stored sample of ``key``, a hit; a Miss if there is no sound record of its stamp."""
-        return self._read(key, hits=1)
+        return self._read(key, is_hit=True)
 
     def reread(self, key: ReuseKey) -> Any:
         """What a worker has just built and stored, which is no hit; or a Miss."""
-        return self._read(key, hits=0)
+        return self._read(key, is_hit=False)
 
-    def _read(self, key: ReuseKey, hits: int) -> Any:
+    def _read(self, key: ReuseKey, *, is_hit: bool) -> Any:
         if self.policy.lifetime == 1:
             return Miss.NEW_GENERATION
         began = perf_counter_ns()
@@ -118,7 +118,8 @@ class Fetcher:
             sample = self.codec.decode(unseal(record, self._stamp(key)))
         except Exception as error:
             return self._why(key, self._missed(key, error))
-        self.tally.loaded(hits, len(record), perf_counter_ns() - began)
+        if is_hit:
+            self.tally.hit(len(record), perf_counter_ns() - began)
         return sample
 
     def missing(self, key: ReuseKey) -> Miss | None:

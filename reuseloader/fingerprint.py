@@ -27,6 +27,7 @@ from reuseloader.code_parts import (
     code_parts,
     function_parts,
     is_installed,
+    is_of_module,
     name_in_module,
     version_of,
 )
@@ -187,7 +188,7 @@ class _Reader:
             return _hash("partial", *self._items(place, parts))
         if isinstance(value, (MethodType, BuiltinFunctionType, MethodWrapperType)):
             owner = value.__self__
-            if owner is None or isinstance(owner, ModuleType):
+            if owner is None or isinstance(owner, ModuleType) or is_of_module(value):
                 return _hash("installed", name_in_module(value))
             name = getattr(value, "__func__", value.__name__)
             return _hash("method", *self._items(place, (name, owner)))

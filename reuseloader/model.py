@@ -28,6 +28,7 @@ processors that training and workers take from each other.
 from dataclasses import dataclass
 
 WORKERS, AHEAD, CONSUMER = "workers", "ahead", "consumer"
+STATIC = 10**9  # a lifetime at which nothing is ever built again
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def first_epoch(
 
 
 def smallest_hiding(costs: Costs, pipeline: Pipeline, *, training: float, size: int) -> int | None:
-    """The smallest lifetime up to ``size`` at which training never waits for a build.
+    """The smallest lifetime up to `STATIC` at which training never waits for a build.
 
     From there on a longer lifetime only makes samples less fresh. None if there is no such: samples
     are built by the consumer itself, or reading them alone is too slow.
@@ -115,7 +116,7 @@ def smallest_hiding(costs: Costs, pipeline: Pipeline, *, training: float, size: 
         return 1
     # From 2 on, the place that builds has less to do the longer the lifetime, unless a hit costs
     # more than a build; then it has too much at each, as it had at 1. The consumer never has less.
-    low, high = 2, max(2, size)
+    low, high = 2, STATIC
     while low < high:
         middle = (low + high) // 2
         if keeps_up(middle, pipeline.builds_in):

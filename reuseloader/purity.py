@@ -36,7 +36,8 @@ def check_build(
     so must ``load`` of what ``save`` wrote. The global random states are given back afterwards.
 
     Not seen are mistakes of indices that were not tried, the date, what differs between machines,
-    and builds that disturb each other while they run at once. A random choice among a few values
+    what a build learns of its DataLoader worker (``get_worker_info``, which decides no sample), and
+    builds that disturb each other while they run at once. A random choice among a few values
     may give the same one by chance.
 
     Args:

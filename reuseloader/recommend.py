@@ -6,6 +6,7 @@ from reuseloader.advice import Advice, Machine, Workers
 from reuseloader.measure import Samples
 from reuseloader.model import (
     AHEAD,
+    STATIC,
     WORKERS,
     Costs,
     Pipeline,
@@ -63,8 +64,9 @@ def recommended(
     else:
         num_workers = best
         lifetime = plans[best].quickest()
-        why = why_none(plans[best].pipeline, plans[best].costs.build, samples.costs.hit)
-        reason = f"{why} A longer lifetime would gain less than 5 %."
+        reason = why_none(plans[best].pipeline, plans[best].costs)
+        if lifetime > 1:
+            reason += " A longer lifetime would gain less than 5 %."
     if lifetime is not None and lifetime > _LONG:
         reason += " Long lifetimes can cost accuracy: weigh it against the waiting at shorter ones."
     held = samples.in_memory * machine.ranks
@@ -125,7 +127,7 @@ class _Plan:
 
     def quickest(self) -> int:
         """The smallest power of two about as quick as any lifetime."""
-        tried = [1 << power for power in range(self._size.bit_length())]
+        tried = [1 << power for power in range(STATIC.bit_length())]
         best = min(self.epoch(one).seconds for one in tried)
         return min(one for one in tried if self.epoch(one).seconds <= _NEAR * best)
 

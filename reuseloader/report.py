@@ -15,7 +15,7 @@ from reuseloader.stats import PassTimes, Stats
 from reuseloader.text import amount, duration, number, paragraph, plural, share, table
 
 INPUT_BOUND = 0.05  # the share of a pass that training may wait before it counts as waiting
-_HELD = 0.1  # the share that a thread ahead of it must be held up: other threads hold it up, too
+_ALWAYS = 0.9  # the share from which on what runs ahead of training does nothing but wait
 _SHOWN = (1, 2, 4, 8)  # lifetimes that are always predicted
 
 
@@ -30,9 +30,10 @@ class Report:
     Attributes:
         stats: what the loader counted.
         newest: the times of the newest pass that has ended.
-        waited: the share of it, 0 to 1, that training waited for samples; None where that cannot be
-            seen: behind a Prefetcher that was held up for less than 10 %.
-        input_bound: whether that is more than 5 %, or cannot be seen.
+        waited: the share of it, 0 to 1, that training waited for samples; None behind a Prefetcher,
+            whose thread takes the samples: how long training takes cannot be seen from here.
+        input_bound: whether that is more than 5 %. Behind a Prefetcher True if its thread spent
+            more than 90 % of the pass on getting samples: there never were enough; else None.
         size: how many samples a pass delivers here; None if that is not known.
         lifetime: that of the loader.
         pipeline: who does what; None if that is not known.
@@ -93,7 +94,7 @@ class Report:
             stats=stats,
             newest=newest,
             waited=waited,
-            input_bound=None if newest is None else waited is None or waited > INPUT_BOUND,
+            input_bound=None if newest is None else _is_input_bound(newest),
             size=size,
             lifetime=lifetime,
             pipeline=pipeline,
@@ -143,14 +144,15 @@ class Report:
             (
                 stats.absent,
                 "built because nothing was stored",
-                "Expected once, where a run resumes over an empty directory. Else files were "
-                "deleted, or ranks with a directory each do not keep to samples of their own.",
+                "Expected where a run resumes over an empty directory, and after a pass that was "
+                "broken off. Else files were deleted, or ranks with a directory each do not keep "
+                "to samples of their own.",
             ),
             (
                 stats.other_stamp,
                 "built because what was stored had another stamp",
-                "Another fingerprint, seed, lifetime or format wrote here: give runs that differ "
-                "in one of them a directory each.",
+                "Another fingerprint, seed, lifetime or format wrote here: expected once after a "
+                "change of one of them. Give runs that take turns a directory each.",
             ),
             (
                 stats.damaged,
@@ -173,18 +175,27 @@ class Report:
         if self.newest is None:
             return "No pass has ended yet: whether training waits for samples is not known."
         epoch, elapsed = self.newest.epoch, self.newest.elapsed
-        verdict = "not input-bound, samples come as fast as training takes them"
-        if self.input_bound:
-            verdict = "input-bound, training would be faster if samples came faster"
-            if epoch == 0 and self.lifetime > 1:
-                verdict = "input-bound, but epoch 0 builds every sample: look again after another"
-        seen, seconds = "Training waited for samples", self.newest.waited
-        if self.newest.held is not None:
-            seen, seconds = "Training held up the thread that runs ahead of it", self.newest.held
-        return paragraph(
-            f"Epoch {epoch} took {duration(elapsed)}. {seen} for {duration(seconds)} of it "
-            f"({share(seconds, elapsed)}): {verdict}."
-        )
+        part = f"{duration(self.newest.waited)} of it ({share(self.newest.waited, elapsed)})"
+        if self.newest.ahead:
+            seen = (
+                f"The thread that runs ahead of training (Prefetcher) was through with epoch "
+                f"{epoch} in {duration(elapsed)}, and spent {part} on getting samples"
+            )
+        else:
+            seen = f"Epoch {epoch} took {duration(elapsed)}. Training waited for samples for {part}"
+        return paragraph(f"{seen}: {self._verdict(epoch)}.")
+
+    def _verdict(self, epoch: int) -> str:
+        if self.input_bound is None:
+            return (
+                "in the rest it was in nodes that follow, or enough was ready. Which of these, and "
+                "whether training waited, cannot be seen from here"
+            )
+        if not self.input_bound:
+            return "not input-bound, samples come as fast as training takes them"
+        if epoch == 0 and self.lifetime > 1:
+            return "input-bound, but epoch 0 builds every sample: look again after another"
+        return "input-bound, training would be faster if samples came faster"
 
     def _outlook(self) -> str:
         """Other lifetimes, if enough is known to tell."""
@@ -208,7 +219,8 @@ class Report:
     def _remark(self, at: Prediction, newest: PassTimes) -> str:
         remarks = []
         if at.lifetime == self.lifetime:
-            remarks.append(f"now, took {duration(newest.elapsed)}" if newest.epoch else "now")
+            known = newest.epoch and not newest.ahead
+            remarks.append(f"now, took {duration(newest.elapsed)}" if known else "now")
         if at.lifetime == self.hiding:
             remarks.append("hides the builds")
         return f"  {'; '.join(remarks)}"
@@ -216,8 +228,8 @@ class Report:
     def _advice(self, newest: PassTimes) -> str:
         if self.waited is None:
             return (
-                "At least: how long training takes cannot be seen behind a Prefetcher while "
-                "training waits. advise(step=...) predicts with it."
+                "At least: how long training itself takes cannot be seen behind a Prefetcher. "
+                "advise(step=...) predicts with it."
             )
         if self.hiding is None:
             if self.pipeline is None or self.build is None or self.hit is None:
@@ -225,7 +237,7 @@ class Report:
                     "What a hit costs is not known, since none has been timed; advise() measures "
                     "it, and so predicts longer lifetimes."
                 )
-            return why_none(self.pipeline, self.build, self.hit)
+            return why_none(self.pipeline, Costs(self.build, self.hit, finish=self.finish or 0.0))
         never = "training never waits for a build"
         if self.hiding > self.lifetime:
             return f"Lifetime {self.hiding} is the smallest at which {never}."
@@ -253,24 +265,36 @@ def cells(at: Prediction) -> tuple[str, str, str, str, str]:
     )
 
 
-def why_none(pipeline: Pipeline, build: float, hit: float) -> str:
+def why_none(pipeline: Pipeline, costs: Costs) -> str:
     """Why no lifetime hides the builds, and what would help."""
+    if costs.hit >= costs.build:
+        return "Reuse does not pay here: reading a stored sample takes longer than building it."
     if pipeline.builds_in == CONSUMER:
         return "Without workers training waits for every build: num_workers > 0 builds meanwhile."
-    if hit >= build:
-        return "Reuse does not pay here: reading a stored sample takes longer than building it."
+    what = "reading stored samples, with finish," if costs.finish else "reading stored samples"
+    help_ = "cheaper hits (format='tensors' or LMDBStore, if not in use)"
+    if costs.finish > costs.hit:
+        help_ = "a cheaper finish"
     more = " and more workers" if pipeline.reads_in == WORKERS else ""
     return (
-        f"No lifetime keeps training from waiting, since reading stored samples alone takes longer "
-        f"than training: cheaper hits (format='tensors', LMDBStore){more} would help."
+        f"No lifetime keeps training from waiting, since {what} alone takes longer than training: "
+        f"{help_}{more} would help."
     )
 
 
 def _waited(newest: PassTimes) -> float | None:
     """The share of a pass that training waited, if that can be seen."""
-    if newest.held is None:
-        return newest.waited / max(newest.elapsed, 1e-9)
-    return 0.0 if newest.held > _HELD * newest.elapsed else None
+    return None if newest.ahead else _inside(newest)
+
+
+def _inside(newest: PassTimes) -> float:
+    return newest.waited / max(newest.elapsed, 1e-9)
+
+
+def _is_input_bound(newest: PassTimes) -> bool | None:
+    if not newest.ahead:
+        return _inside(newest) > INPUT_BOUND
+    return True if _inside(newest) > _ALWAYS else None
 
 
 def _mean(total: float, count: int) -> float | None:

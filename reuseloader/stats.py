@@ -1,7 +1,7 @@
 """What a loader has done so far, in numbers."""
 
 from dataclasses import dataclass
-from time import perf_counter, thread_time
+from time import perf_counter
 
 
 @dataclass(frozen=True)
@@ -44,40 +44,34 @@ class Stats:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """The newest pass of a loader that has ended."""
+    """The newest whole pass of a loader; one that was resumed is none."""
 
     epoch: int
     elapsed: float  # seconds from its first item asked for to its end
     waited: float  # seconds thereof that its consumer waited for items
-    samples: int  # that it delivered; of a resumed pass, from there on
-    held: float | None = None  # seconds that a thread ahead of training was held up by what follows
+    samples: int  # that it delivered
+    ahead: bool = False  # whether the consumer is a thread that runs ahead of training
 
 
 class PassWatch:
     """Times one pass, where its items are taken."""
 
-    __slots__ = ("_asked", "_began", "_cpu", "_waited", "blocked")
+    __slots__ = ("_asked", "_began", "_waited")
 
     def __init__(self) -> None:
-        self._began = self._asked = self._waited = self._cpu = 0.0
-        self.blocked = 0.0  # seconds of waiting for workers
+        self._began = self._asked = self._waited = 0.0
 
     def ask(self) -> None:
         """The consumer asks for an item."""
         self._asked = perf_counter()
         if self._began == 0.0:
-            self._began, self._cpu = self._asked, thread_time()
+            self._began = self._asked
 
     def got(self) -> None:
         """It has the item."""
         self._waited += perf_counter() - self._asked
 
     def ended(self, epoch: int, samples: int, *, ahead: bool = False) -> PassTimes:
-        """There was no item left: the whole pass.
-
-        Of a thread ``ahead`` of training, neither at work nor waiting for workers is held up.
-        """
+        """There was no item left: the whole pass."""
         self.got()
-        elapsed = perf_counter() - self._began
-        idle = elapsed - (thread_time() - self._cpu) - self.blocked
-        return PassTimes(epoch, elapsed, self._waited, samples, max(0.0, idle) if ahead else None)
+        return PassTimes(epoch, perf_counter() - self._began, self._waited, samples, ahead)

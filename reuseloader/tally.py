@@ -72,12 +72,12 @@ class Tally:
         """This process is a worker of ReuseMapper."""
         self._counters.is_worker = True
 
-    def loaded(self, hits: int, size: int, elapsed: int) -> None:
-        """A record of ``size`` bytes was read and decoded: a hit, or what a worker just built."""
+    def hit(self, size: int, elapsed: int) -> None:
+        """A record of ``size`` bytes was read and decoded."""
         counters = self._counters
         with counters.lock:
             row = counters.row()
-            row[Column.HITS] += hits
+            row[Column.HITS] += 1
             row[Column.BYTES_READ] += size
             row[Column.LOAD_NS] += elapsed
 

@@ -8,6 +8,7 @@ from helpers import BOOK, FORKS, SIZE, bits, expected, leave_temp, names, sample
 
 from reuseloader import IndexEpoch, LMDBStore, ReuseDataset, ReusePolicy
 from reuseloader.cli import prune
+from reuseloader.record import fingerprint_digest
 from reuseloader.store import DirectoryStore
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -37,6 +38,8 @@ def indices(kind, path):
         (["--seed", -3], []),
         (["--fingerprint", "mine"], [0, 1, 2, 3, 4]),
         (["--fingerprint", ""], []),
+        (["--fingerprint", fingerprint_digest("mine").hex()], [0, 1, 2, 3, 4]),
+        (["--fingerprint", fingerprint_digest("other").hex()], []),
         (["--damaged"], [0, 1, 2, 3, 4]),
         (["--damaged", "--size", 4, "--lifetime", 7, "--seed", 3], [0, 1, 2, 3]),
     ],

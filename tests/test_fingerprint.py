@@ -6,12 +6,14 @@ import functools
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
 import threading
 import types
 from pathlib import Path, PurePosixPath
+from random import uniform
 
 import helpers
 import impure
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TESTS
+from numpy.random import rand as np_rand
 
 import reuseloader
 from reuseloader import ReusePolicy, fingerprint_of
@@ -463,3 +466,17 @@ def test_another_process_has_the_same_digests():
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == digests_to_compare()
+
+
+def draws_by_functions_of_modules(key):
+    return uniform(0, 1) + np_rand()
+
+
+def test_functions_of_modules_that_are_methods_count_by_name():
+    """`random.uniform` is a method of a generator whose state is no part of the code."""
+    things = (draws_by_functions_of_modules, uniform, functools.partial(np_rand, 2))
+    before = fingerprint_of(*things)
+    uniform(0, 1), np_rand()
+    assert fingerprint_of(*things) == before
+    assert fingerprint_of(random.Random(1).uniform) != fingerprint_of(random.Random(2).uniform)
+    assert fingerprint_of(uniform) != fingerprint_of(random.gauss)

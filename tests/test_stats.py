@@ -317,7 +317,7 @@ def test_every_report_knows_its_pipeline(store):
             list(Loader(root))
             report = mapper.report()
             assert (report.pipeline, report.size) == (pipeline, SIZE)
-            assert (report.newest.held is None) == (not prefetched)
+            assert report.newest.ahead == prefetched
             vars(root).clear() if prefetched else None
     with ReuseDataLoader(index_of, SIZE, store, lifetime=LIFETIME) as loader:
         list(loader)
@@ -330,16 +330,46 @@ def sleeping(key):
     return key.index
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_the_verdict_on_a_prefetcher(waits, store):
-    """A consumer that takes none of the time is input-bound, one that takes most of it is not."""
-    policy = ReusePolicy(1)
-    with ReuseMapper(ReuseSampler(20, policy), sleeping, store, policy, num_workers=2) as mapper:
+def test_behind_a_prefetcher_a_starving_consumer_is_told(store):
+    """Whatever it is that takes the thread's time: here, a finish that sleeps."""
+    policy = ReusePolicy(4)
+    with ReuseMapper(
+        ReuseSampler(20, policy), index_of, store, policy, num_workers=2, finish=dozing
+    ) as mapper:
         root = Prefetcher(mapper, 2)
-        for _ in Loader(root):
-            time.sleep(0 if waits else 0.04)
-        assert mapper.report().input_bound is waits
+        list(Loader(root))
+        assert mapper.report().input_bound is True
         vars(root).clear()
+
+
+def dozing(sample, key):
+    time.sleep(0.02)
+    return sample
+
+
+def test_a_pass_that_was_resumed_has_no_times(store):
+    """What is left of an epoch is no epoch."""
+    first = Loader(ReuseMapper(ReuseSampler(SIZE, POLICY), index_of, store, POLICY))
+    next(iter(first))
+    mapper = ReuseMapper(ReuseSampler(SIZE, POLICY), index_of, store, POLICY)
+    loader = Loader(mapper)
+    loader.load_state_dict(first.state_dict())
+    assert len(list(loader)) == SIZE - 1
+    assert mapper.report().newest is None
+    list(loader)
+    assert (mapper.report().newest.epoch, mapper.report().size) == (1, SIZE)
+
+
+def test_bytes_are_those_of_hits_with_processes_too(store):
+    """What a worker built is read back by the consumer, and is no hit."""
+    options = MAPPERS["processes"]
+    with ReuseMapper(ReuseSampler(SIZE, POLICY), index_of, store, POLICY, **options) as mapper:
+        loader = Loader(mapper)
+        list(loader)
+        assert mapper.stats().bytes_read == mapper.stats().load_seconds == 0
+        list(loader)
+        record = mapper.stats().bytes_written / (SIZE - SIZE // LIFETIME + POLICY.builds(1, SIZE))
+        assert mapper.stats().bytes_read == mapper.stats().hits * record
 
 
 def test_the_report_of_one_lifetime_predicts_others(store):

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # file names may hold anything
             stream.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(argv)
+    if sys.stdout is None:  # `>&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for good
     try:
         outcome: Outcome = args.run(args)
         _print(outcome, as_json=args.json)

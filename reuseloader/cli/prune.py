@@ -1,6 +1,7 @@
 """``reuseloader prune``: remove the records that given settings no longer need."""
 
 import argparse
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -49,7 +50,10 @@ def add(commands: Any) -> None:
     )
     criteria.add_argument("--seed", metavar="S", type=int, help="records of another policy seed")
     criteria.add_argument(
-        "--fingerprint", metavar="TEXT", help='records of another fingerprint ("" is none)'
+        "--fingerprint",
+        metavar="TEXT",
+        help='records of another fingerprint: as given to the loader ("" is none), or its hash, '
+        "as stat prints it",
     )
     criteria.add_argument(
         "--damaged", action="store_true", help="damaged records (reads all of every record)"
@@ -198,9 +202,16 @@ def _judge(store: StoreOnDisk, index: int, args: argparse.Namespace) -> _Record 
         return _Record(index, f"lifetime {stamp.lifetime:,}", size)
     if args.seed is not None and stamp.seed != mix(args.seed, index, stamp.generation):
         return _Record(index, "another seed", size)
-    if args.fingerprint is not None and stamp.fingerprint != fingerprint_digest(args.fingerprint):
+    if args.fingerprint is not None and stamp.fingerprint not in _hashes(args.fingerprint):
         return _Record(index, f"fingerprint {stamp.fingerprint.hex()}", size)
     return None
+
+
+def _hashes(fingerprint: str) -> tuple[bytes, ...]:
+    """What records of this fingerprint carry: its hash, or itself where it is one."""
+    if re.fullmatch(r"[0-9a-f]{32}", fingerprint):  # as fingerprint_of's are, too
+        return fingerprint_digest(fingerprint), bytes.fromhex(fingerprint)
+    return (fingerprint_digest(fingerprint),)
 
 
 def _agreed(question: str) -> bool:
