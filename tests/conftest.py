@@ -1,3 +1,4 @@
+import signal
 from importlib import metadata
 
 import pytest
@@ -8,6 +9,11 @@ from reuseloader.audit import check
 from reuseloader.store import DirectoryStore
 
 SHOWN = ("torch", "torchdata", "numpy", "lightning", "accelerate", "transformers", "pytorch-ignite")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # in the background of a script; what is started here is to be interrupted all the same
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header():
