@@ -1,6 +1,8 @@
 """The node where pairs become samples."""
 
 import threading
+from collections.abc import Mapping
+from itertools import chain
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NoReturn, Self
 
@@ -132,7 +134,6 @@ class ReuseMapper(BaseNode[Any]):
                 in_order=in_order,
             )
         self._times: PassTimes | None = None
-        self._is_ahead_of_training = False  # a Prefetcher's thread takes the samples
         self._digest: Digest | None = None
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -147,23 +148,40 @@ class ReuseMapper(BaseNode[Any]):
             progress = Progress(
                 self.source.state_dict(), state[self.SKIP_KEY], state[self.AHEAD_KEY]
             )
-            is_whole = initial_state is None or self.DIGEST_KEY in initial_state
-            running = Running(progress, state.get(self.DIGEST_KEY), is_whole)
-            running.is_resumed = initial_state is not None
+            running = Running(
+                progress,
+                is_resumed=initial_state is not None,
+                digest=state.get(self.DIGEST_KEY),
+                is_digested=self.DIGEST_KEY in state,
+            )
             before = self._fence.begin(running)
         if before is not None:
             before.cancel()
 
     def _checked(self, state: dict[str, Any] | None) -> dict[str, Any]:
         if state is None:
-            return {self.SOURCE_KEY: None, self.SKIP_KEY: 0, self.AHEAD_KEY: []}
-        numbers = [state.get(self.SKIP_KEY), *(state.get(self.AHEAD_KEY) or ())]
-        if state.get(self.SOURCE_KEY) is None or any(type(n) is not int or n < 0 for n in numbers):
+            return {
+                self.SOURCE_KEY: None,
+                self.SKIP_KEY: 0,
+                self.AHEAD_KEY: [],
+                self.DIGEST_KEY: None,
+            }
+        if not (isinstance(state, Mapping) and self._is_sound(state)):
             raise StateMismatchError(
                 f"the state must be one of ReuseMapper, with {self.SOURCE_KEY}, {self.SKIP_KEY} "
                 f"and {self.AHEAD_KEY}, got {state!r}. Load it into a graph of the same nodes"
             )
         return state
+
+    def _is_sound(self, state: Mapping[str, Any]) -> bool:
+        ahead, digest = state.get(self.AHEAD_KEY, ()), state.get(self.DIGEST_KEY)
+        lists = [ahead, () if digest is None else digest]
+        return (
+            state.get(self.SOURCE_KEY) is not None
+            and all(isinstance(numbers, (list, tuple)) for numbers in lists)
+            and all(_is_number(n) for n in chain([state.get(self.SKIP_KEY)], *lists))
+            and (digest is None or len(digest) == Digest.WORDS)
+        )
 
     def next(self) -> Any:
         """The next sample, or list of samples."""
@@ -205,8 +223,8 @@ class ReuseMapper(BaseNode[Any]):
         """Raise what ended the source."""
         self._fetcher.tally.warn()
         if isinstance(running.error, StopIteration):
-            ahead = self._is_ahead_of_training = not _in_main_thread()
             if not running.is_resumed:
+                ahead = not _in_main_thread()  # a Prefetcher's thread
                 self._times = running.watch.ended(running.epoch, running.samples, ahead=ahead)
             self._digest = running.whole_digest()
             raise StopIteration
@@ -247,7 +265,7 @@ class ReuseMapper(BaseNode[Any]):
         """Who does what, as far as the passes so far have shown."""
         if self._pulling.lists and self._fetcher.finish is not None:
             return Pipeline(self._num_workers, WORKERS)
-        reads = AHEAD if self._is_ahead_of_training else CONSUMER
+        reads = AHEAD if self._times is not None and self._times.ahead else CONSUMER
         return Pipeline(self._num_workers, reads, rereads=isinstance(self._pool, ProcessPool))
 
     def digest(self) -> str:
@@ -268,6 +286,10 @@ class ReuseMapper(BaseNode[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _in_main_thread() -> bool:

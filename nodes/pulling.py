@@ -46,9 +46,8 @@ class Pulling:
                     if every and progress.pulled % every == 0:
                         progress.snapshot(self._source.state_dict())
                     if number is not None:
-                        request = self._request(item)
-                        running.epoch = request.epoch
-                        return number, request
+                        running.pulled = self._request(item)
+                        return number, running.pulled
             except Exception as error:
                 running.error = error
                 running.ended = True

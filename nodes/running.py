@@ -36,22 +36,41 @@ class Unit:
 
 
 class Running:
-    """One pass: its progress, and what lies between pulling and delivering."""
+    """One pass: its progress, and what lies between pulling and delivering.
 
-    def __init__(self, progress: Progress, digest: Sequence[int] | None, is_whole: bool) -> None:
+    Args:
+        progress: where it begins.
+        is_resumed: whether it goes on from a state; its times are then not those of a whole pass.
+        digest: the words of that of what was delivered before, if anything was.
+        is_digested: whether ``digest`` knows of all that was delivered before.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        is_resumed: bool,
+        digest: Sequence[int] | None,
+        is_digested: bool,
+    ) -> None:
         self.progress = progress
+        self.is_resumed = is_resumed
         self.watch = PassWatch()
-        self.epoch = 0  # of what was pulled last
+        self.pulled: Request | None = None  # the newest
         self.samples = 0  # delivered
-        self.is_resumed = False  # its times are not those of a whole pass
         self.current: tuple[int, Request] | None = None  # what is made without a window
         self.window: deque[Unit] = deque()
         self.building = 0  # units of the window that have a future
         self.ready: deque[Taken] = deque()
         self.digest = None if digest is None else Digest(*digest)  # of what was delivered so far
-        self._is_whole = is_whole  # nothing was delivered before that the digest does not know of
+        self._is_digested = is_digested
         self.ended = False
         self.error: Exception = StopIteration()
+
+    @property
+    def epoch(self) -> int:
+        """That of what was pulled last; 0 before."""
+        return 0 if self.pulled is None else self.pulled.epoch
 
     def add_to_digest(self, request: Request, delivered: Any) -> None:
         """One more item was delivered; one of another epoch begins anew."""
@@ -62,7 +81,7 @@ class Running:
 
     def whole_digest(self) -> Digest | None:
         """Of the pass, now that it has ended; None if a part of it is not known."""
-        if not self._is_whole:
+        if not self._is_digested:
             return None
         return self.digest or Digest(self.epoch)
 

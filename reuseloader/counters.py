@@ -20,8 +20,7 @@ class Counters:
 
     So no process waits for another, and no count is lost: the owner gives every process that it
     forks, or pickles this for, a row that no living process has (with more workers alive than
-    rows, two may share one). A copy, or a rank that was handed this, counts by itself,
-    from 0.
+    rows, two may share one). A copy, or a rank that was handed this, counts by itself, from 0.
 
     Args:
         columns: how many integers.
@@ -42,8 +41,7 @@ class Counters:
         border = prod(self._shape) * 8
         self._table = self._shared.view("int64", 0, border).reshape(self._shape)
         self.extra = self._shared.view("uint8", border)
-        self._next = row  # of the process that is forked next, once settled; else of this one
-        self._given = row
+        self._given = row  # to the process that is forked next; in that process, its own
         self.is_worker = False  # of ReuseMapper; DataLoader's are known anyhow
         self.renew()
         settle_before_fork(self)
@@ -62,20 +60,21 @@ class Counters:
     def settle(self) -> None:
         """Before a fork: a row for the new process. A rank counts by itself."""
         self._leave()
-        self._given = self._free_row() if self.is_owned else self._given
+        if self.is_owned:
+            self._given = self._free_row()
 
     def _leave(self) -> None:
         if not self.is_worker and self._shared.is_foreign:
             self._own()
 
     def _free_row(self) -> int:
-        rows = self._shape[0]
+        row, rows = self._given, self._shape[0]
         for _ in range(rows):
-            self._next = self._next % (rows - 1) + 1
-            pid = int(self._table[self._next, 0])
+            row = row % (rows - 1) + 1
+            pid = int(self._table[row, 0])
             if pid == 0 or not is_running(pid, 0):
                 break
-        return self._next
+        return row
 
     def row(self) -> memoryview:
         """This process's integers, to add to; `lock` must be held."""
@@ -98,6 +97,7 @@ class Counters:
 
     def by_process(self, column: int) -> npt.NDArray[np.int64]:
         """A column, one integer a row."""
+        self._leave()
         return self._table[:, 1 + column]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What was delivered in an epoch, as a number that does not depend on the order."""
 
+import os
 import struct
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ class Digest:
 
     Low and high 64 bits are summed apart, modulo 2**64: in any order, in any number of parts.
     """
+
+    WORDS = 4
 
     def __init__(self, epoch: int, count: int = 0, low: int = 0, high: int = 0) -> None:
         self.epoch = epoch
@@ -61,16 +64,19 @@ class SharedDigests:
     _EPOCHS = 4  # side by side
 
     def __init__(self) -> None:
-        self._counters = Counters(self._EPOCHS * 4, rows=128)
-        self._before = Digest(0)
+        self._open(Counters(self._EPOCHS * Digest.WORDS, rows=128))
+
+    def _open(self, counters: Counters) -> None:
+        self._counters = counters
+        self._before, self._pid = Digest(0), os.getpid()
 
     def add(self, pair: IndexEpoch, sample: Any) -> None:
         """One sample was delivered."""
         digest = Digest.of(pair, sample)
-        start = pair.epoch % self._EPOCHS * 4
+        start = pair.epoch % self._EPOCHS * Digest.WORDS
         with self._counters.lock:
             row = self._counters.row()
-            before = row[start : start + 4].tolist()
+            before = row[start : start + Digest.WORDS].tolist()
             if before[0] == pair.epoch:
                 digest += Digest(*before)
             for column, word in enumerate(digest.words(), start):
@@ -78,19 +84,22 @@ class SharedDigests:
 
     def begin(self, epoch: int) -> Digest:
         """A pass of this epoch begins; what was delivered of it before is not part of it."""
-        self._before = self.of(epoch)
+        self._before, self._pid = self.of(epoch), os.getpid()
         return self._before
 
     def since_begun(self, epoch: int) -> Digest:
         """What was delivered of this epoch since it was begun."""
         total = self.of(epoch)
-        return total - self._before if self._before.epoch == epoch else total
+        # a rank that was forked since counts by itself
+        is_mine = self._before.epoch == epoch and self._pid == os.getpid()
+        return total - self._before if is_mine else total
 
     def of(self, epoch: int) -> Digest:
         """All that was delivered of this epoch."""
         total = Digest(epoch)
-        start = epoch % self._EPOCHS * 4
-        for words in zip(*map(self._counters.by_process, range(start, start + 4)), strict=True):
+        start = epoch % self._EPOCHS * Digest.WORDS
+        columns = map(self._counters.by_process, range(start, start + Digest.WORDS))
+        for words in zip(*columns, strict=True):
             if words[0] == epoch:
                 total += Digest(*map(int, words))
         return total
@@ -99,8 +108,7 @@ class SharedDigests:
         return self._counters
 
     def __setstate__(self, counters: Counters) -> None:
-        self._counters = counters
-        self._before = Digest(0)
+        self._open(counters)
 
 
 def told(is_on: bool, digest: Digest | None) -> str:

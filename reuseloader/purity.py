@@ -123,7 +123,7 @@ class _Nowhere:
         return None
 
     def write(self, index: int, record: bytes) -> None:
-        raise NotImplementedError
+        pass
 
     def close(self) -> None:
         pass

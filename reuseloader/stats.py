@@ -8,8 +8,8 @@ from time import perf_counter
 class Stats:
     """Totals since a loader was made, of all its workers, threads and processes.
 
-    Every sample delivered was a hit or a build. Seconds are summed over workers, so that two that
-    build for a second each count two.
+    Every sample was a hit or a build, also one that was made ahead and never taken. Seconds are
+    summed over workers, so that two that build for a second each count two.
     """
 
     hits: int = 0  # samples read back

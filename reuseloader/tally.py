@@ -74,9 +74,8 @@ class Tally:
 
     def hit(self, size: int, elapsed: int) -> None:
         """A record of ``size`` bytes was read and decoded."""
-        counters = self._counters
-        with counters.lock:
-            row = counters.row()
+        with self._counters.lock:
+            row = self._counters.row()
             row[Column.HITS] += 1
             row[Column.BYTES_READ] += size
             row[Column.LOAD_NS] += elapsed

@@ -265,6 +265,16 @@ def test_the_examples_pass(examples):
         varlen=examples("varlen").build,
     )
     check(builds, size=len(data.target), epochs=9)
+    curve = examples("lifetime_curve")
+    digits_of_curve = curve.digits()
+    build = curve.Build(
+        digits_of_curve.images,
+        digits_of_curve.labels,
+        digits_of_curve.side,
+        digits_of_curve.scale,
+        whole=False,
+    )
+    check(build, size=len(digits_of_curve.labels), finish=curve.finish)
 
 
 def test_the_examples_of_other_domains_pass(examples, tmp_path):

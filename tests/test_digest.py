@@ -2,6 +2,7 @@
 
 import copy
 import re
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from reuseloader import (
     ReuseError,
     ReusePolicy,
     ReuseSampler,
+    StateMismatchError,
 )
 from reuseloader import nodes as nodes_of
 from reuseloader.digest import Digest
@@ -151,6 +153,51 @@ def test_a_dataset_has_that_of_its_epoch(right, store):
     other = copy.deepcopy(dataset)
     list(other)
     assert other.digest() == right[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, "a digest", [1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2.0, 3], [0, -1, 2, 3]], ids=repr
+)
+def test_a_state_whose_digest_is_none_is_refused(wrong, store):
+    """The error shows the state."""
+    first = Loader(mapper_of(store))
+    next(iter(first))
+    state = first.state_dict()
+    state["root"]["digest"] = wrong
+    loader = Loader(mapper_of(store))
+    loader.load_state_dict(state)
+    with fails(StateMismatchError, match="the state must be one of ReuseMapper"):
+        iter(loader)
+
+
+def in_a_rank(loader, sender):
+    list(loader)
+    sender.send([loader.digest(), loader.dataset.digest()])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_rank_that_was_handed_the_loader_has_its_own(method, right, store):
+    """What the other process has delivered of the same epoch is not part of it."""
+    loader = loader_of(store, multiprocessing_context=None)
+    list(loader)
+    loader.set_epoch(0)
+    receiver, sender = get_context(method).Pipe(duplex=False)
+    process = get_context(method).Process(target=in_a_rank, args=(loader, sender))
+    process.start()
+    assert receiver.recv() == [right[0], right[0]]
+    process.join()
+    dataset = ReuseDataset(build, SIZE, store, POLICY, finish=finish, digest=True)
+    list(dataset)
+    dataset.set_epoch(0)
+    process = get_context("fork").Process(target=of_a_dataset, args=(dataset, sender))
+    process.start()
+    assert receiver.recv() == right[0]
+    process.join()
+
+
+def of_a_dataset(dataset, sender):
+    list(dataset)
+    sender.send(dataset.digest())
 
 
 @pytest.mark.parametrize("digest", [False, True])

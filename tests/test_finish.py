@@ -1,12 +1,13 @@
 """What finish does to a sample in place reaches neither the store nor what build keeps."""
 
+import os
 import threading
 
 import numpy as np
 import pytest
 import torch
 from helpers import FORKS, Labelled, Thing, bits, fails
-from nodes_helpers import all_modes, flat, loading, variant
+from nodes_helpers import PROCESSES, THREADS, all_modes, flat, loading, variant
 from torch.utils.data import TensorDataset
 from torchdata.nodes import Loader
 
@@ -120,6 +121,23 @@ def test_a_mapper_keeps_what_it_gave(hop, graph, lifetime, rows, store):
     with graph.loader(store, rows, finish=spoil) as loader:
         for epoch in range(EPOCHS):
             assert_finished(flat(list(loader)), graph.policy, epoch)
+
+
+def where(sample, key):
+    return os.getpid(), threading.get_ident()
+
+
+@pytest.mark.parametrize("hop", [None, 4])
+@pytest.mark.parametrize("graph", [THREADS, PROCESSES], ids=["threads", "processes"])
+def test_finish_runs_where_the_sample_is_read(graph, hop, rows, store):
+    """In the consumer; for lists in the workers, which then make the whole list."""
+    here = os.getpid(), threading.get_ident()
+    with variant(graph, hop=hop).loader(store, rows, finish=where) as loader:
+        for _ in range(2):
+            seen = set(flat(list(loader)))
+            assert (here in seen) == (hop is None)
+            assert hop or seen == {here}
+            assert {pid for pid, _ in seen} == {here[0]} or graph is PROCESSES
 
 
 # The order of the elements in memory: a sum of them, for one, is rounded accordingly
