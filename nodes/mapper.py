@@ -174,8 +174,8 @@ class ReuseMapper(BaseNode[Any]):
         return state
 
     def _is_sound(self, state: Mapping[str, Any]) -> bool:
-        ahead, digest = state.get(self.AHEAD_KEY, ()), state.get(self.DIGEST_KEY)
-        lists = [ahead, () if digest is None else digest]
+        ahead, digest = state.get(self.AHEAD_KEY), state.get(self.DIGEST_KEY)
+        lists: list[Any] = [ahead, () if digest is None else digest]
         return (
             state.get(self.SOURCE_KEY) is not None
             and all(isinstance(numbers, (list, tuple)) for numbers in lists)

@@ -191,6 +191,8 @@ def _open(executor: Executor | None) -> Executor:
 
 
 def _is_broken(executor: ProcessPoolExecutor) -> bool:
+    if not all(worker.is_alive() for worker in tuple((executor._processes or {}).values())):
+        return True  # which the executor itself may not have noticed yet
     try:
         executor.submit(worker.send_all, ())
     except BrokenProcessPool:

@@ -25,6 +25,11 @@ class Progress:
         """Whether just what was pulled is delivered: the source's state is then all there is."""
         return self.pulled == self._complete and not self._ahead
 
+    @property
+    def is_short(self) -> bool:
+        """Whether fewer items were pulled than had been delivered before the resume."""
+        return self.pulled < max(self._complete, 1 + max(self._ahead, default=-1))
+
     def pull(self) -> int | None:
         """The number of the item just pulled, or None if it was delivered before the resume."""
         number = self.pulled

@@ -5,6 +5,7 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
+from reuseloader.errors import StateMismatchError
 from reuseloader.fetcher import Fetcher
 from reuseloader.nodes.fence import Fence
 from reuseloader.nodes.running import Running
@@ -51,7 +52,12 @@ class Pulling:
             except Exception as error:
                 running.error = error
                 running.ended = True
-                if isinstance(error, StopIteration):  # an ended pass has a state without a rest
+                if isinstance(error, StopIteration) and progress.is_short:
+                    running.error = StateMismatchError(
+                        f"the state says that more items were delivered than source has given: "
+                        f"{progress.pulled}. Load it into a graph of the same nodes"
+                    )
+                elif isinstance(error, StopIteration):  # an ended pass has a state without a rest
                     progress.snapshot(self._source.state_dict())
                 return None
 

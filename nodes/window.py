@@ -53,7 +53,7 @@ class Window:
             unit = self._take_unit(running)
             samples = self._samples(unit)
             running.window.remove(unit)
-            running.building -= unit.future is not None
+            running.building -= any(unit.asked)
             running.ready.extend(zip(unit.numbers, unit.requests, samples, strict=True))
         return running.ready.popleft()
 
@@ -92,9 +92,15 @@ class Window:
             wait([unit.future for unit in candidates if unit.future], None, FIRST_COMPLETED)
 
     def _samples(self, unit: Unit) -> list[Any]:
-        if self._pool is None or unit.future is None:
+        if self._pool is None or not any(unit.asked):
             return [request.deliver(self._fetcher, Miss.ABSENT) for request in unit.requests]
-        answers = iter(self._pool.result(unit.questions(), unit.future))
+        if unit.future is None:
+            unit.future = self._pool.submit(unit.questions())
+        try:
+            answers = iter(self._pool.result(unit.questions(), unit.future))
+        except Exception:
+            unit.future = None  # who asks again has it tried again, as without workers
+            raise
         return [
             request.deliver(self._fetcher, next(answers) if asked else Miss.ABSENT)
             for request, asked in zip(unit.requests, unit.asked, strict=True)

@@ -1,13 +1,15 @@
 """Pairs for the index node that a pipeline already has."""
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from torchdata.nodes import BaseNode
 
+from reuseloader.errors import StateMismatchError
 from reuseloader.nodes.fence import Fence
 from reuseloader.order import paired
-from reuseloader.validate import instance, int_at_least
+from reuseloader.validate import MAX_INT, instance, int_at_least
 
 
 class WithEpoch(BaseNode[Any]):
@@ -41,10 +43,20 @@ class WithEpoch(BaseNode[Any]):
             if initial_state is None:
                 epoch, source_state = self._next_epoch, None
             else:
-                epoch, source_state = initial_state[self.EPOCH_KEY], initial_state[self.SOURCE_KEY]
+                epoch, source_state = self._checked(initial_state)
             self._next_epoch = epoch + 1
             self._fence.begin(_Epoch(epoch))
             self.source.reset(source_state)
+
+    def _checked(self, state: dict[str, Any]) -> tuple[int, Any]:
+        wanted = {self.EPOCH_KEY, self.SOURCE_KEY}
+        epoch = state.get(self.EPOCH_KEY) if isinstance(state, Mapping) else None
+        if type(epoch) is not int or not 0 <= epoch < MAX_INT or not wanted <= set(state):
+            raise StateMismatchError(
+                f"the state must be one of WithEpoch, with {self.EPOCH_KEY} and {self.SOURCE_KEY}, "
+                f"got {state!r}. Load it into a graph of the same nodes"
+            )
+        return epoch, state[self.SOURCE_KEY]
 
     def next(self) -> Any:
         """The next pair, or list of pairs."""

@@ -35,6 +35,7 @@ from reuseloader.elements import as_array
 
 _VERSION = "reuseloader fingerprint 1"
 _SIZE = 16  # bytes of a digest
+_CACHED = type(functools.cache(len))
 
 
 def fingerprint_of(*things: Any) -> str:
@@ -70,6 +71,11 @@ def fingerprint_of(*things: Any) -> str:
     return _hash(
         _VERSION, *(reader.digest(f"things[{n}]", thing) for n, thing in enumerate(things))
     ).hex()
+
+
+def _has_name_by_kind(value: Any) -> bool:
+    """Whether its kind of object has a name; an instance of any class may have given itself one."""
+    return hasattr(value, "__qualname__") and "__qualname__" not in getattr(value, "__dict__", {})
 
 
 def _hash(kind: str, *parts: bytes | str) -> bytes:
@@ -198,15 +204,14 @@ class _Reader:
             return _hash("property", *self._items(place, (value.fget, value.fset, value.fdel)))
         if isinstance(value, functools.cached_property):
             return _hash("cached_property", self.digest(place, value.func))
-        if hasattr(value, "__qualname__") and is_installed(value):  # a function written in C
+        if _has_name_by_kind(value) and is_installed(value):  # a function written in C
             return _hash("installed", name_in_module(value))
         kind = self._reference(place, type(value))
         if dataclasses.is_dataclass(value):
             fields = ((it.name, getattr(value, it.name)) for it in dataclasses.fields(value))
             return _hash("dataclass", kind, self._parts(place, fields))
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None:  # functools.lru_cache and its like
-            return _hash("wrapper", kind, self.digest(place, wrapped))
+        if isinstance(value, _CACHED):
+            return _hash("wrapper", kind, self.digest(place, value.__wrapped__))
         return _hash("object", kind, *self._reduced(place, value))
 
     def _reduced(self, place: str, value: Any) -> list[bytes]:

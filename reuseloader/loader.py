@@ -192,8 +192,11 @@ class ReuseDataLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on with the epoch of ``state``, from its start."""
-        if not isinstance(state, Mapping) or "epoch" not in state:
-            raise StateMismatchError(f"the state must be a dict with an int epoch, got {state!r}")
+        if not isinstance(state, Mapping) or set(state) != {"epoch"}:
+            raise StateMismatchError(
+                f"the state must be a dict of a ReuseDataLoader, with an int epoch alone, got "
+                f"{state!r}"
+            )
         self.set_epoch(state["epoch"])
 
     def __iter__(self) -> "Iterator[Any]":  # type: ignore[override]  # DataLoader's, watched

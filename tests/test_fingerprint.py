@@ -23,9 +23,10 @@ import pytest
 import torch
 from helpers import TESTS
 from numpy.random import rand as np_rand
+from torch.utils.data import TensorDataset
 
 import reuseloader
-from reuseloader import ReusePolicy, fingerprint_of
+from reuseloader import FromDataset, ReusePolicy, fingerprint_of
 
 # --- plain data -----------------------------------------------------------------------------------
 
@@ -480,3 +481,52 @@ def test_functions_of_modules_that_are_methods_count_by_name():
     assert fingerprint_of(*things) == before
     assert fingerprint_of(random.Random(1).uniform) != fingerprint_of(random.Random(2).uniform)
     assert fingerprint_of(uniform) != fingerprint_of(random.gauss)
+
+
+class Scaled(torch.utils.data.Dataset):
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __getitem__(self, index):
+        return index * self.scale
+
+
+class Named:
+    """An instance that has given itself the name of a function."""
+
+    def __init__(self, value):
+        self.__qualname__ = "named"
+        self.value = value
+
+    def __call__(self, key):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda scale: FromDataset(Scaled(scale)),
+        lambda scale: FromDataset(Scaled(scale)).__call__,
+        lambda scale: FromDataset([scale]),
+        lambda scale: FromDataset(TensorDataset(torch.full((3,), scale))),
+        lambda scale: [FromDataset(Scaled(scale))],
+        lambda scale: functools.partial(max, FromDataset(Scaled(scale))),
+        lambda scale: functools.update_wrapper(Named(scale), max),
+        Named,
+    ],
+)
+def test_what_a_callable_object_holds_counts(wrap):
+    """A dataset in a FromDataset above all: another one must not find its samples."""
+    assert fingerprint_of(wrap(1)) == fingerprint_of(wrap(1))
+    assert fingerprint_of(wrap(1)) != fingerprint_of(wrap(2))
+
+
+def test_a_dataset_that_a_build_names_counts():
+    """In a closure or a default."""
+
+    def made(dataset):
+        return lambda key, again=dataset: (dataset(key), again(key))
+
+    one, other = (FromDataset(Scaled(scale)) for scale in (1, 2))
+    assert fingerprint_of(made(one)) != fingerprint_of(made(other))
+    assert fingerprint_of(made(one)) == fingerprint_of(made(FromDataset(Scaled(1))))

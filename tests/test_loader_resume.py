@@ -5,7 +5,7 @@ import shutil
 import pytest
 from helpers import FORKS, Caught, bits, due, flat, keys, logged, sample_files
 
-from reuseloader import ReuseDataLoader, ReusePolicy
+from reuseloader import ReuseDataLoader, ReusePolicy, StateMismatchError
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
@@ -185,3 +185,14 @@ def test_the_log_of_builds_notes_every_build(tmp_path, log):
         logged(policy.key(index, 5).first, str(log.path))
     assert log.take() == keys(policy, 5, [2, 4])
     assert log.take() == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 3, {}, {"epoch": 1, "position": 4}, [("epoch", 1)]], ids=repr
+)
+def test_a_state_that_is_none_of_a_loader_is_refused(wrong, log, store):
+    """Nor is that of a sampler, whose position it would lose."""
+    loader = loader_of(log, store)
+    with pytest.raises(StateMismatchError, match="must be a dict of a ReuseDataLoader"):
+        loader.load_state_dict(wrong)
+    assert loader.next_epoch == 0

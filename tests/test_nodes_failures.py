@@ -1,9 +1,11 @@
 """nodes.ReuseMapper: what happens when build, the source, a worker or a file fails."""
 
+import dataclasses
 import json
 import os
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 from helpers import ODD_ERRORS, Thing
@@ -32,6 +34,7 @@ from nodes_helpers import (
     on_meta_device,
     passes_are_right,
     run_python,
+    sample_of,
     save_text,
     told,
     variant,
@@ -360,3 +363,43 @@ def test_lambdas_and_closures_in_threads_and_forked_processes(tmp_path):
         ) as loader:
             for epoch in range(3):
                 assert sorted(loader) == [(i + 3, epoch) for i in range(graph.size)]
+
+
+@pytest.mark.parametrize("hop", [None, 3])
+@pytest.mark.parametrize("in_order", [True, False])
+@all_modes
+def test_who_asks_again_has_it_tried_again(tmp_path, graph, in_order, hop):
+    """Once the cause of an error is gone, the pass goes on where it was, as without workers."""
+    graph = variant(graph, hop=hop, in_order=in_order)
+    build = FailsWhile(str(tmp_path / "cause"), index=5)
+    Path(build.cause).touch()
+    with graph.loader(tmp_path / "samples", build) as loader:
+        iterator = iter(loader)
+        items, errors = [], 0
+        while True:
+            try:
+                items.append(next(iterator))
+            except ValueError:
+                errors += 1
+                if errors == 2:
+                    os.unlink(build.cause)
+            except StopIteration:
+                break
+        assert errors == 2
+        assert flat(items) == expected_pass(graph.policy, 0, graph.size) or not in_order
+        assert sorted(map(repr, flat(items))) == sorted(
+            map(repr, expected_pass(graph.policy, 0, graph.size))
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class FailsWhile:
+    """Raises at one index as long as a file is there."""
+
+    cause: str
+    index: int
+
+    def __call__(self, key):
+        if key.index == self.index and os.path.exists(self.cause):
+            raise ValueError("the cause is still there")
+        return sample_of(key)

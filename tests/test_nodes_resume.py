@@ -552,6 +552,34 @@ def test_a_state_of_another_order_is_refused(tmp_path, graph, name, change):
     assert str(caught.value) == str(direct.value)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [3, [], "a state", True, {}, {"source": {}, "skip": 0}, {"ahead": None}, {"ahead": 3}]
+    + [{"skip": skip} for skip in (-1, 1.0, True, None)],
+    ids=repr,
+)
+def test_a_state_that_is_none_of_a_mapper_is_refused(tmp_path, wrong):
+    """The error shows it, whatever it is."""
+    with Graph().mapper(tmp_path) as mapper:
+        next(mapper)
+        if isinstance(wrong, dict) and len(wrong) == 1:
+            wrong = {**mapper.state_dict(), **wrong}
+        with pytest.raises(StateMismatchError, match="must be one of ReuseMapper"):
+            mapper.reset(wrong)
+
+
+@pytest.mark.parametrize("change", [{"skip": 11}, {"skip": 10**30}, {"ahead": [2, 20]}], ids=repr)
+@pytest.mark.parametrize("graph", [Graph(), Graph(workers=2)], ids=["inline", "threads"])
+def test_a_state_that_skips_more_than_there_is_is_refused(tmp_path, graph, change):
+    """It is no silently empty pass."""
+    with graph.mapper(tmp_path) as mapper:
+        next(mapper)
+        state = {**mapper.state_dict(), **change}
+        mapper.reset(state)
+        with pytest.raises(StateMismatchError, match="more items were delivered than source"):
+            list(mapper)
+
+
 def test_a_mapper_is_of_use_after_a_refused_state(tmp_path):
     """A reset that was refused changes nothing: the next one begins the next epoch."""
     for graph in (Graph(), Graph(workers=2)):

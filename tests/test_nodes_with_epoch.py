@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 from torchdata.nodes import Batcher, Loader, Prefetcher, SamplerWrapper
 
-from reuseloader import IndexEpoch, ReusePolicy
+from reuseloader import IndexEpoch, ReusePolicy, StateMismatchError
 from reuseloader.nodes import ReuseMapper, ReuseSampler, WithEpoch
 
 SIZE = 7
@@ -313,3 +313,19 @@ def test_bad_arguments(error, name, value):
     with pytest.raises(error, match=name) as caught:
         WithEpoch(options.pop("source"), **options)
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [3, {}, {"epoch": 1}, {"source": {}}, {"skip": 0, "ahead": [], "source": {}}]
+    + [{"epoch": epoch, "source": {}} for epoch in (-1, 2.0, True, None, "x", float("nan"), 2**63)],
+    ids=repr,
+)
+def test_a_state_that_is_none_of_with_epoch_is_refused(wrong):
+    """The error shows it, and the next reset begins the next epoch."""
+    node = WithEpoch(listed([0, 1]))
+    list(node)
+    with pytest.raises(StateMismatchError, match="must be one of WithEpoch"):
+        node.reset(wrong)
+    node.reset()
+    assert list(node) == [IndexEpoch(0, 1), IndexEpoch(1, 1)]

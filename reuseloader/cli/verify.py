@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> Outcome:
         *first_of((f"{shown(name)}  {why}" for name, why in damaged.items()), len(damaged)),
     ]
     if damaged:
-        lines.append("a run builds them anew; `reuseloader prune --damaged` removes them")
+        lines.append(
+            "a run builds them anew; `reuseloader prune --damaged` removes those that are files"
+        )
     if found.temps:
         lines.append(f"{plural(len(found.temps), 'temporary file')} (see `reuseloader stat`)")
     if found.strays:
