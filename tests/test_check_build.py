@@ -77,11 +77,6 @@ def test_an_impure_build_is_caught(build, place, trial, cause):
 
 def test_the_whole_message():
     """It names rule, index, epoch, place, both values, trial, cause and remedy."""
-    assert (
-        message(lambda key: {"index": key.index, "pid": [threading.get_ident() > 0, 1][:]})
-        if (False)
-        else True
-    )
     text = message(impure.Counter(), samples=3)
     assert text == (
         "build must give the same sample for the same key, but for index 0, epoch 0: "
